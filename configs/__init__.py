@@ -1,0 +1,1 @@
+"""Runs as Python: one file a stage, each with the command, the time and the result in its docstring."""

@@ -1,0 +1,1 @@
+"""One folder an op: ref.py (the definition), kernel.py (Pallas), ops.py (checks, gradient, block sizes)."""

@@ -1,0 +1,1 @@
+"""The tiny tokenizer (512 pieces) as package data; tools/train_tokenizer.py writes it."""

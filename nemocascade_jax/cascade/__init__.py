@@ -1,0 +1,1 @@
+"""The graph of stages: runs, resumes and records them in the ledger."""

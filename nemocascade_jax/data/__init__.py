@@ -1,0 +1,1 @@
+"""From rows to packed arrays: tokenizer, chat rendering, packing, batches."""

@@ -1,0 +1,1 @@
+"""Domains of several turns; each environment follows `rows.records.Environment`."""

@@ -1,0 +1,126 @@
+"""Scores of a checkpoint on held-out rows, with common random numbers so that differences pair up."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from nemocascade_jax import rollout
+from nemocascade_jax.config import EvaluationConfig, ModelConfig, SamplingConfig
+from nemocascade_jax.data.tokenizer import Tokenizer
+from nemocascade_jax.rows.records import Row
+from nemocascade_jax.sampler.engine import make_sampler
+from nemocascade_jax.sampler.sampling import sample_key
+from nemocascade_jax.sharding import Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One checkpoint on one domain: the reward of every row, None where the grader failed."""
+
+    domain: str
+    mode: str  # "sampled" or "greedy"
+    rewards: tuple[float | None, ...]
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def mean(self) -> float:
+        return mean_and_error(self.rewards)[0]
+
+    @property
+    def standard_error(self) -> float:
+        return mean_and_error(self.rewards)[1]
+
+
+def mean_and_error(values: Sequence[float | None]) -> tuple[float, float]:
+    """Returns mean and standard error (sample deviation over sqrt n) of the graded rows."""
+    found = np.array([value for value in values if value is not None], np.float64)
+    if len(found) < 2:
+        return (float(found.mean()) if len(found) else math.nan), math.nan
+    return float(found.mean()), float(found.std(ddof=1) / math.sqrt(len(found)))
+
+
+def paired_difference(
+    after: Sequence[float | None], before: Sequence[float | None]
+) -> tuple[float, float]:
+    """Returns the mean difference and its standard error over rows that both graded."""
+    pairs = zip(after, before, strict=True)
+    return mean_and_error([a - b for a, b in pairs if a is not None and b is not None])
+
+
+def make_evaluate(
+    config: EvaluationConfig,
+    rows: Mapping[str, Sequence[Row]],
+    *,
+    model: ModelConfig,
+    shard: Shard,
+    tokenizer: Tokenizer,
+    grade: rollout.Grade,
+) -> Callable[[Any], list[Evaluation]]:
+    """Returns the function params -> one evaluation a domain and mode.
+
+    Each row gets one answer; its random numbers depend on the evaluation's seed, the domain and the
+    row's place alone, so two checkpoints are compared on the same draws.
+    """
+    modes = {"sampled": config.sampling}
+    if config.greedy:
+        modes["greedy"] = dataclasses.replace(config.sampling, temperature=0.0)
+    samplers = {
+        mode: _sampler(model, sampling, shard, tokenizer) for mode, sampling in modes.items()
+    }
+
+    def evaluate(params: Any) -> list[Evaluation]:
+        out = []
+        for domain, of_domain in rows.items():
+            taken = [
+                (index, row, rollout.render_row(row, tokenizer, config.sampling))
+                for index, row in enumerate(of_domain)
+            ]
+            key = sample_key(config.seed, f"evaluation/{domain}", 0)
+            for mode, sampler in samplers.items():
+                out.append(_one(domain, mode, taken, sampler, params, key))
+        return out
+
+    def _one(
+        domain: str, mode: str, taken: list, sampler: Any, params: Any, key: jax.Array
+    ) -> Evaluation:
+        samples = sampler(params, [p for _, _, p in taken], [i for i, _, _ in taken], 1, key)
+        groups = rollout.grade_groups(
+            taken, samples, tokenizer=tokenizer, thinking=config.sampling.thinking, grade=grade
+        )
+        records = [
+            {
+                "domain": domain,
+                "mode": mode,
+                "id": group.row.id,
+                "prompt": group.row.messages[-1].content,
+                "completion": group.texts[0],
+                "finish_reason": group.samples[0].finish_reason,
+                "reward": group.scores[0].reward,
+                "status": group.scores[0].status,
+                "reason": group.scores[0].reason,
+            }
+            for group in groups
+        ]
+        return Evaluation(domain, mode, tuple(r["reward"] for r in records), tuple(records))
+
+    return evaluate
+
+
+def _sampler(
+    model: ModelConfig, sampling: SamplingConfig, shard: Shard, tokenizer: Tokenizer
+) -> Any:
+    return make_sampler(
+        model,
+        sampling,
+        shard,
+        vocab_limit=tokenizer.size,
+        stop_ids=tokenizer.stop_ids,
+        decode=tokenizer.decode,
+        max_len=sampling.max_prompt_tokens + sampling.max_completion_tokens,
+    )

@@ -1,0 +1,1 @@
+"""The hybrid model family: one function for training, prefill and decoding."""

@@ -1,0 +1,132 @@
+"""Grouped-query attention, causal within a segment, without any position encoding."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from nemocascade_jax.config import ModelConfig
+from nemocascade_jax.models.layers import linear
+from nemocascade_jax.sharding import Params, ParamSpec, Shard
+
+BLOCK_T = 512  # queries scored at once where a row is longer than two such blocks
+NEGATIVE = -1e30  # finite, so that a row of masked scores stays finite too
+
+
+def attention_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    a = cfg.attention
+    assert a is not None
+    width = (cfg.width, "embed")
+    queries, keys = (a.heads * a.head_dim, "heads"), (a.kv_heads * a.head_dim, "kv_heads")
+    return {
+        "w_q": linear(cfg, width, queries),
+        "w_k": linear(cfg, width, keys),
+        "w_v": linear(cfg, width, keys),
+        "w_o": linear(cfg, queries, width),
+    }
+
+
+def attention(
+    params: Params,
+    x: Float[Array, "B T D"],
+    segment_ids: Int[Array, "B T"],
+    cfg: ModelConfig,
+    shard: Shard,
+    cache: dict[str, Array] | None = None,
+) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    """Returns the mixed tokens and the keys and values of these tokens, zero on padding.
+
+    With a cache {"k", "v": [B, S, J, A], "length": [B]} each token also sees the first `length`
+    cached places of its row, as if they were of its own segment.
+    """
+    a = cfg.attention
+    assert a is not None
+    rows, time, _ = x.shape
+    real = (segment_ids > 0)[:, :, None, None]
+    q = (x @ params["w_q"]).reshape(rows, time, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
+    k = jnp.where(real, (x @ params["w_k"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
+    v = jnp.where(real, (x @ params["w_v"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
+    k, v = (shard(entry, "batch", "seq", "kv_heads", None) for entry in (k, v))
+    if cache is not None:
+        mixed = _attend_cached(q, k, v, segment_ids, cache)
+    elif time > 2 * BLOCK_T:
+        mixed = _attend_in_blocks(q, k, v, segment_ids)
+    else:
+        mixed = _attend(q, k, v, _visible(segment_ids, segment_ids, 0))
+    out = mixed.reshape(rows, time, a.heads * a.head_dim) @ params["w_o"]
+    return out, {"k": k, "v": v}
+
+
+def _visible(
+    segment_ids: Int[Array, "B T"], key_segments: Int[Array, "B S"], start: Int[Array, ""] | int
+) -> Bool[Array, "B T S"]:
+    """Marks the keys of the same segment at or before each query; `start` is the first query's place."""
+    time, keys = segment_ids.shape[1], key_segments.shape[1]
+    causal = start + jnp.arange(time)[:, None] >= jnp.arange(keys)[None, :]
+    return causal[None] & (segment_ids[:, :, None] == key_segments[:, None, :])
+
+
+def _attend(
+    q: Float[Array, "B T J G A"],
+    k: Float[Array, "B S J A"],
+    v: Float[Array, "B S J A"],
+    visible: Bool[Array, "B T S"],
+) -> Float[Array, "B T J G A"]:
+    """Returns softmax(q k / sqrt A) v over the visible keys; scores and softmax in float32."""
+    scores = jnp.einsum("btjga,bsja->bjgts", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, None], scores / math.sqrt(q.shape[-1]), NEGATIVE)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bjgts,bsja->btjga", probs, v)
+
+
+def _attend_cached(
+    q: Float[Array, "B T J G A"],
+    k: Float[Array, "B T J A"],
+    v: Float[Array, "B T J A"],
+    segment_ids: Int[Array, "B T"],
+    cache: dict[str, Array],
+) -> Float[Array, "B T J G A"]:
+    """Attends to the cached places and to the new tokens under one softmax, joining neither."""
+    places = cache["k"].shape[1]
+    old = jnp.arange(places)[None, :] < cache["length"][:, None]  # [B, S]
+    new = _visible(segment_ids, segment_ids, 0)
+    scale = 1 / math.sqrt(q.shape[-1])
+    score = partial(jnp.einsum, "btjga,bsja->bjgts", preferred_element_type=jnp.float32)
+    past = jnp.where(old[:, None, None, None], score(q, cache["k"]) * scale, NEGATIVE)
+    here = jnp.where(new[:, None, None], score(q, k) * scale, NEGATIVE)
+    top = jnp.maximum(past.max(-1, keepdims=True), here.max(-1, keepdims=True))
+    past, here = jnp.exp(past - top), jnp.exp(here - top)
+    total = past.sum(-1) + here.sum(-1)
+    mix = partial(jnp.einsum, "bjgts,bsja->btjga")
+    mixed = mix(past.astype(v.dtype), cache["v"]) + mix(here.astype(v.dtype), v)
+    return (mixed / total.transpose(0, 3, 1, 2)[..., None]).astype(v.dtype)
+
+
+def _attend_in_blocks(
+    q: Float[Array, "B T J G A"],
+    k: Float[Array, "B T J A"],
+    v: Float[Array, "B T J A"],
+    segment_ids: Int[Array, "B T"],
+) -> Float[Array, "B T J G A"]:
+    """Scores BLOCK_T queries at a time and again in the backward pass, so no [T, T] array is held."""
+    time = q.shape[1]
+    pad = -time % BLOCK_T
+    blocks = (time + pad) // BLOCK_T
+
+    def split(entry: Array) -> Array:
+        padded = jnp.pad(entry, ((0, 0), (0, pad)) + ((0, 0),) * (entry.ndim - 2))
+        cut = padded.reshape(entry.shape[0], blocks, BLOCK_T, *entry.shape[2:])
+        return jnp.moveaxis(cut, 1, 0)
+
+    @jax.checkpoint
+    def one(block: tuple[Array, Array, Array]) -> Array:
+        queries, segments, start = block
+        return _attend(queries, k, v, _visible(segments, segment_ids, start))
+
+    starts = jnp.arange(blocks) * BLOCK_T
+    out = jax.lax.map(one, (split(q), split(segment_ids), starts))
+    return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], time + pad, *q.shape[2:])[:, :time]

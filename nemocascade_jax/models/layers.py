@@ -1,0 +1,80 @@
+"""What every layer kind shares: norms, projections, the dense MLP, the embedding and the head."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from nemocascade_jax.config import ModelConfig
+from nemocascade_jax.sharding import Init, Params, ParamSpec, Shard, constant, normal
+
+
+def uniform(bound: float) -> Init:
+    """Returns the init that draws from [-bound, bound)."""
+    return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def kaiming_uniform(fan_in: int, gain: float = 1.0) -> Init:
+    """Returns the uniform init with bound gain / sqrt(fan_in): Kaiming's with slope sqrt(5)."""
+    return uniform(gain / math.sqrt(fan_in))
+
+
+def linear(cfg: ModelConfig, rows: tuple[int, str], columns: tuple[int, str]) -> ParamSpec:
+    """Declares an [in, out] matrix drawn from normal(0, init_std)."""
+    return ParamSpec((rows[0], columns[0]), (rows[1], columns[1]), normal(cfg.init_std))
+
+
+def norm_spec(width: int) -> ParamSpec:
+    return ParamSpec((width,), (None,), constant(1.0))
+
+
+def spread(weight: Float[Array, "X"], like: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Repeats a per-feature weight over the leading dimensions of `like`, in float32."""
+    return jnp.broadcast_to(weight.astype(jnp.float32), like.shape)
+
+
+def rms_norm(
+    x: Float[Array, "... D"], weight: Float[Array, "D"], eps: float
+) -> Float[Array, "... D"]:
+    """Divides by the root mean square of the last dimension and scales, both in float32."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * spread(weight, wide)).astype(x.dtype)
+
+
+def relu2(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    return jnp.square(jax.nn.relu(x))
+
+
+def mlp_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    assert cfg.mlp_inner is not None
+    width, inner = (cfg.width, "embed"), (cfg.mlp_inner, "mlp")
+    return {"w_up": linear(cfg, width, inner), "w_down": linear(cfg, inner, width)}
+
+
+def mlp(params: Params, x: Float[Array, "B T D"], shard: Shard) -> Float[Array, "B T D"]:
+    """Returns down(relu(up x)^2); two matrices, no gate."""
+    hidden = shard(relu2(x @ params["w_up"]), "batch", "seq", "mlp")
+    return hidden @ params["w_down"]
+
+
+def embed_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    """Declares the input table, the final norm, and the output head unless it is tied."""
+    table = (cfg.vocab_size, "vocab"), (cfg.width, "embed")
+    specs = {"embed": linear(cfg, *table), "norm": norm_spec(cfg.width)}
+    return specs if cfg.tied_embeddings else specs | {"head": linear(cfg, *reversed(table))}
+
+
+def embed(params: Params, tokens: Int[Array, "B T"], shard: Shard) -> Float[Array, "B T D"]:
+    return shard(params["embed"][tokens], "batch", "seq", None)
+
+
+def logits(
+    params: Params, hidden: Float[Array, "... D"], cfg: ModelConfig
+) -> Float[Array, "... V"]:
+    """Projects final hidden states onto the vocabulary; float32 whatever the weights' type."""
+    head = params["embed"].T if cfg.tied_embeddings else params["head"]
+    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)

@@ -1,0 +1,35 @@
+"""Verifiers by the agent that rows name; they run in worker processes and never import jax."""
+
+from __future__ import annotations
+
+from nemocascade_jax.rewards import instruction, language
+from nemocascade_jax.rows.records import Reward, Row
+from nemocascade_jax.rows.schema import UnknownRow
+
+
+def reward_for(row: Row) -> Reward:
+    """Returns the verifier of the row's agent; an agent without one raises UnknownRow."""
+    if row.agent not in REWARDS:
+        known = ", ".join(sorted(REWARDS))
+        raise UnknownRow(
+            f"{row.where}: field agent_ref.name: row {row.id!r} asks for {row.agent!r}, which no "
+            f"environment here knows; known: {known}"
+        )
+    return REWARDS[row.agent]
+
+
+def check_row(row: Row) -> None:
+    """Raises RowError for a row that no verifier knows or whose fault shows without an answer."""
+    reward_for(row).check(row)
+
+
+def warm() -> None:
+    """Loads what verifiers load at their first row, so that no row's time limit pays for it."""
+    language.warm()
+
+
+REWARDS: dict[str, Reward] = {
+    "instruction_following_simple_agent": Reward(
+        "instruction_following", instruction.check, instruction.score
+    ),
+}

@@ -1,0 +1,1 @@
+"""Sampling of completions: the distribution that is drawn from, and the engine that draws."""

@@ -1,0 +1,204 @@
+"""GRPO: groups of samples from the policy, standardised rewards, one update a batch (paper 2.2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from nemocascade_jax import losses, rollout
+from nemocascade_jax.config import GRPOConfig
+from nemocascade_jax.digest import weights_digest
+from nemocascade_jax.errors import InputError
+from nemocascade_jax.optim import make_optimizer, trained_leaves
+from nemocascade_jax.rewards import reward_for
+from nemocascade_jax.rollout import Graded, Group
+from nemocascade_jax.sampler.engine import make_sampler
+from nemocascade_jax.sampler.sampling import sample_key
+from nemocascade_jax.sampler.scoring import make_scorer
+from nemocascade_jax.stages.handles import StageIO
+from nemocascade_jax.state import Batch, TrainState
+from nemocascade_jax.train import Collected, fit, load_metrics, make_train_step, put_batch
+
+
+def grpo(state: TrainState, config: GRPOConfig, io: StageIO) -> TrainState:
+    """Returns the state after `config.steps` updates, or earlier when every group is solved."""
+    step = make_train_step(
+        make_loss_sum(config, io),
+        make_optimizer(config.optim, io.specs, config.steps),
+        config.microbatches,
+        trained_leaves(config.optim, io.specs),
+    )
+    return fit(state, make_collect(config, io), step, config.steps, io.after_step)
+
+
+def make_loss_sum(config: GRPOConfig, io: StageIO) -> Callable[[Any, Batch], tuple[jax.Array, Any]]:
+    """Returns the summed policy-gradient loss with its metrics."""
+    scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
+
+    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        scored = scorer(params, batch)
+        total, sums = losses.policy_gradient_sum(scored.logprobs, batch, config.kl_coef)
+        answer = batch.completion_mask
+        sums["policy/entropy"] = (losses.masked(scored.entropy, answer).sum(), answer.sum())
+        largest = losses.sampler_gap(scored.logprobs, batch, scored.near_tie)
+        return total, (sums, largest | load_metrics(scored.expert_load))
+
+    return loss_sum
+
+
+def make_collect(config: GRPOConfig, io: StageIO) -> Callable[[TrainState], Collected]:
+    """Returns the function that draws, samples and grades until the update has its groups."""
+    draw = _make_draw(config, io)
+    score_ref = _make_reference(config, io)
+
+    def collect(state: TrainState) -> Collected:
+        step, digest = int(state.step), weights_digest(state.params)
+        key = sample_key(io.seed, io.name, step)
+        groups: list[Group] = []
+        dropped: list[dict[str, Any]] = []
+        seconds = {"time/rollout_s": 0.0, "time/reward_s": 0.0}
+        cursor, batches = int(state.cursor), 0
+        while True:
+            found, lost, cursor = draw(state.params, cursor, key, seconds)
+            groups, dropped, batches = groups + found, dropped + lost, batches + 1
+            failed = rollout.refuse_failed(groups, config.max_failed_share, io.name)
+            graded = rollout.to_arrays(groups, config.overlong)
+            fates = rollout.choose_groups(graded, config.prompts_per_step, config.dynamic_filtering)
+            enough = fates.count("update") == config.prompts_per_step
+            if enough or not config.dynamic_filtering or batches == config.refill_batches:
+                break
+        used = [index for index, fate in enumerate(fates) if fate == "update"]
+        metrics = _metrics(groups, graded, fates, batches, failed, len(dropped))
+        advantages: list[np.ndarray | None] = [None] * len(groups)
+        batch = None
+        if used:
+            kept = Graded(graded.rewards[used], graded.keep[used], graded.truncated[used])
+            batch, given = rollout.policy_batch(
+                [groups[index] for index in used], kept, config, drawn=cursor - int(state.cursor)
+            )
+            for index, values in zip(used, given, strict=True):
+                advantages[index] = values
+            batch = score_ref(put_batch(batch, io.mesh, io.rules))
+        else:
+            metrics["progress/ended"] = _why_over(graded, io.name, batches)
+        records = rollout.records(
+            step + 1, groups, graded, fates, advantages=advantages, digest=digest
+        )
+        return Collected(batch, metrics, dropped_records(step + 1, dropped) + records, seconds)
+
+    return collect
+
+
+def dropped_records(step: int, dropped: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records of prompts that were drawn and found too long to sample from."""
+    return [{"step": step, "used": "dropped", **entry} for entry in dropped]
+
+
+def _make_draw(config: GRPOConfig, io: StageIO) -> Callable[..., tuple]:
+    """Returns the function that takes the next prompts of the stream through sampler and grader."""
+    sampler = make_sampler(
+        io.model,
+        config.sampling,
+        io.shard,
+        vocab_limit=io.tokenizer.size,
+        stop_ids=io.tokenizer.stop_ids,
+        decode=io.tokenizer.decode,
+        max_len=config.sampling.max_prompt_tokens + config.sampling.max_completion_tokens,
+    )
+
+    def draw(params: Any, cursor: int, key: jax.Array, seconds: dict[str, float]) -> tuple:
+        began = time.perf_counter()
+        taken, dropped = [], []
+        first = cursor
+        while len(taken) < config.prompts_per_step:
+            row = io.stream[cursor]
+            prompt = rollout.render_row(row, io.tokenizer, config.sampling)
+            if len(prompt) <= config.sampling.max_prompt_tokens:
+                taken.append((cursor, row, prompt))
+            else:
+                dropped.append(
+                    {"draw": cursor, "id": row.id, "where": row.where, "length": len(prompt)}
+                )
+            cursor += 1
+            if not taken and cursor - first > 10 * config.prompts_per_step:
+                raise InputError(
+                    f"stage {io.name}: {len(dropped)} prompts in a row are longer than "
+                    f"sampling.max_prompt_tokens {config.sampling.max_prompt_tokens} "
+                    f"(the last has {len(prompt)}, {row.where}); raise it"
+                )
+        prompts = [prompt for _, _, prompt in taken]
+        draws = [index for index, _, _ in taken]
+        samples = sampler(params, prompts, draws, config.group_size, key)
+        sampled = time.perf_counter()
+        groups = rollout.grade_groups(
+            taken,
+            samples,
+            tokenizer=io.tokenizer,
+            thinking=config.sampling.thinking,
+            grade=io.grade,
+        )
+        seconds["time/rollout_s"] += sampled - began
+        seconds["time/reward_s"] += time.perf_counter() - sampled
+        return groups, dropped, cursor
+
+    return draw
+
+
+def _make_reference(config: GRPOConfig, io: StageIO) -> Callable[[Batch], Batch]:
+    """Returns the function that adds `ref_logprobs` of the stage's starting policy, if KL is asked for."""
+    if config.kl_coef == 0:
+        return lambda batch: batch
+    reference = io.start_params()
+    scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
+    score = jax.jit(lambda params, batch: scorer(params, batch).logprobs)
+    return lambda batch: batch.replace(ref_logprobs=score(reference, batch))
+
+
+def _why_over(graded: Graded, stage: str, batches: int) -> str:
+    """Returns "solved" when every group is at the maximum; raises when there is no signal otherwise."""
+    rewards = graded.rewards[graded.keep]
+    if rewards.size and rewards.min() == rewards.max() and rewards.max() >= 1.0:
+        return "solved"
+    values, counts = np.unique(rewards, return_counts=True)
+    said = ", ".join(f"{value:g} x {count}" for value, count in zip(values, counts, strict=True))
+    raise InputError(
+        f"stage {stage}: no group with differing rewards in {batches} generation batches; rewards were "
+        f"{said or 'none'}; use easier rows, a larger group_size, or a better starting checkpoint"
+    )
+
+
+def _metrics(
+    groups: list[Group], graded: Graded, fates: list[str], batches: int, failed: float, dropped: int
+) -> dict[str, float | int | str]:
+    lengths = [len(s.completion_tokens) for group in groups for s in group.samples]
+    kept = np.where(graded.keep, graded.rewards, np.nan)
+    used = np.array([fate == "update" for fate in fates])
+    metrics: dict[str, float | int | str] = {
+        "reward/mean": _mean(kept),
+        "reward/std": _mean(
+            np.array([row[~np.isnan(row)].std() for row in kept if not np.isnan(row).all()])
+        ),
+        "reward/used_mean": _mean(kept[used]),
+        "rollout/length_mean": _mean(np.array(lengths, np.float64)),
+        "rollout/truncated_frac": _mean(graded.truncated.astype(np.float64)),
+        "rollout/kept_groups": fates.count("update"),
+        "rollout/filtered_groups": fates.count("filtered"),
+        "rollout/surplus_groups": fates.count("surplus"),
+        "rollout/dropped_prompts": dropped,
+        "rollout/failed_frac": failed,
+        "rollout/batches": batches,
+        "rollout/samples": len(lengths),
+    }
+    domains = np.array([reward_for(group.row).domain for group in groups])
+    for domain in sorted(set(domains)):
+        metrics[f"reward/{domain}"] = _mean(kept[domains == domain])
+    return metrics
+
+
+def _mean(values: np.ndarray) -> float:
+    found = values[~np.isnan(values)]
+    return float(found.mean()) if found.size else 0.0

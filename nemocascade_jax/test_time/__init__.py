@@ -1,0 +1,1 @@
+"""Test-time scaling: tool-integrated reasoning, generate-verify-refine, submission rounds, voting."""

@@ -1,0 +1,23 @@
+"""Every golden number once, with where it comes from."""
+
+# Paper 2.2, group of 16 with binary rewards: successes -> (advantage of a success, of a failure).
+GROUP_ADVANTAGES = {
+    1: (3.8730, -0.2582),
+    4: (1.7321, -0.5774),
+    8: (1.0000, -1.0000),
+    15: (0.2582, -3.8730),
+}
+LEAVE_ONE_OUT_ADVANTAGES = {
+    1: (1.0000, -0.2582),
+    4: (1.9322, -0.5826),
+    8: (1.0328, -1.0328),
+    15: (0.2582, -1.0000),
+}
+# Four-member groups, population spread (1 success; one low reward).
+LONE_SUCCESS_OF_4 = ([1.0, 0.0, 0.0, 0.0], [1.7321, -0.5774, -0.5774, -0.5774])
+LONE_FAILURE_OF_4 = ([0.2, 0.9, 0.9, 0.9], [-1.7321, 0.5774, 0.5774, 0.5774])
+GOLDEN_ATOL = 6e-5  # the printed numbers have four decimals
+
+LN2 = 0.6931472
+UNIGRAM = (0.5, 0.25, 0.125, 0.125)  # the crafted model whose losses are ln2 x [1, 2, 3, 3]
+K3 = {0.0: 0.0, LN2: 0.3068528, -LN2: 0.1931472, -200.0: 199.0}

@@ -1,0 +1,167 @@
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nemocascade_jax.errors import InputError
+from nemocascade_jax.rewards import pool, worker
+from nemocascade_jax.rows.generators import instruction
+from nemocascade_jax.rows.records import Completion, Row, Score
+
+BAD = (sys.executable, str(pathlib.Path(__file__).with_name("bad_worker.py")))
+
+
+def _job(what: str, **fields) -> tuple[Row, Completion]:
+    return Row("r", "bad", (), fields, "test:1"), Completion(what)
+
+
+@pytest.fixture(scope="module")
+def bad():
+    running = pool.Pool(2, 0.2, 1024, BAD)
+    yield running
+    running.close()
+
+
+def _verdict(running: pool.Pool, what: str, **fields) -> Score:
+    """Grades one bad job among good ones, which must keep their places."""
+    jobs = [_job(f"good {index}") for index in range(9)]
+    jobs.insert(4, _job(what, **fields))
+    verdicts = running.score(jobs)
+    others = [score.reason for score in verdicts[:4] + verdicts[5:]]
+    assert others == [f"good {index}" for index in range(9)]
+    return verdicts[4]
+
+
+@pytest.mark.parametrize("what", ["python", "c"])
+def test_answer_out_of_time_is_a_zero(bad, what):
+    score = _verdict(bad, what)
+    assert (score.reward, score.status) == (0.0, "ok")
+    assert score.reason == "grader ran out of time on this answer"
+
+
+def test_answer_out_of_memory_is_a_zero(bad):
+    score = _verdict(bad, "memory")
+    assert (score.reward, score.reason) == (0.0, "grader ran out of memory on this answer")
+
+
+@pytest.mark.parametrize("reference", ["slow", "wrong"])
+@pytest.mark.parametrize("what", ["python", "memory"])
+def test_reference_at_fault_is_no_zero(bad, what, reference):
+    score = _verdict(bad, what, reference=reference)
+    assert score.reward is None
+
+
+def test_crash_in_a_verifier_is_failed_with_its_type(bad):
+    score = _verdict(bad, "raises")
+    assert (score.status, score.reason) == ("failed", "KeyError: 'no such thing'")
+    assert _verdict(bad, "nan").status == "failed"
+
+
+def test_process_lost_twice_is_failed(bad):
+    score = _verdict(bad, "segv")
+    assert (score.status, score.reward) == ("failed", None)
+    assert "SIGSEGV, then signal SIGSEGV" in score.reason
+
+
+def test_process_lost_once_is_forgiven(bad, tmp_path):
+    assert _verdict(bad, "once", mark=str(tmp_path / "mark")).reward == 1.0
+
+
+def test_verifier_that_prints_does_no_harm(bad):
+    assert _verdict(bad, "prints").reward == 1.0
+
+
+def test_worker_never_imports_jax_and_dumps_no_core(bad):
+    assert _verdict(bad, "modules").reward == 0.0
+    assert _verdict(bad, "core").reward == 0.0
+
+
+def test_silent_worker_is_a_timeout():
+    running = pool.Pool(1, 0.1, 1024, BAD)
+    running.score([_job("good")])
+    running.wall_s = 0.5
+    began = time.monotonic()
+    first, second = running.score([_job("sleep"), _job("good")])
+    running.close()
+    assert (first.status, first.reward, second.reward) == ("timeout", None, 1.0)
+    assert time.monotonic() - began < 20
+
+
+def test_pool_gives_the_verdicts_of_this_process():
+    rows = instruction.generate("train", 300, 2)
+    answers = instruction.demonstrations("train", 300, 2, 0.4)
+    jobs = [
+        (row, Completion(answer.messages[-1].content))
+        for row, answer in zip(rows, answers, strict=True)
+    ]
+    running = pool.start_pool(2, cpu_s=2.0, memory_mb=1024)
+    there = running.score(jobs)
+    assert running.score([]) == []
+    running.close()
+    here = pool.start_pool(0, cpu_s=2.0, memory_mb=1024).score(jobs)
+    assert [(s.reward, s.reason, s.parts) for s in there] == [
+        (s.reward, s.reason, s.parts) for s in here
+    ]
+    assert 0 < sum(s.reward for s in here) < 300
+
+
+def test_unknown_agent_is_failed_and_names_the_known():
+    score = pool.grade_here(*_job("anything"))
+    assert score.status == "failed"
+    assert "instruction_following_simple_agent" in score.reason
+
+
+def test_worker_that_cannot_start_is_said_at_once():
+    running = pool.Pool(1, 1.0, 256, ("false",))
+    with pytest.raises(InputError, match=r"exit code 1.*memory_mb, now 256"):
+        running.score([_job("good")])
+    running.close()
+
+
+def test_workers_end_with_a_killed_parent():
+    code = (
+        "import sys, time; sys.path.insert(0, '.');"
+        "from nemocascade_jax.rewards import pool;"
+        "p = pool.start_pool(2, cpu_s=1.0, memory_mb=512);"
+        "print(*[w.process.pid for w in p.workers], flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=pool.ROOT)
+    workers = [int(word) for word in parent.stdout.readline().split()]
+    time.sleep(1.0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_closed_pool_leaves_no_process():
+    running = pool.start_pool(2, cpu_s=1.0, memory_mb=512)
+    pids = [one.process.pid for one in running.workers]
+    running.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_frames_survive_a_pipe():
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as source, os.fdopen(write, "wb") as sink:
+        worker.write_frame(sink, pickle.dumps(_job("x")))
+        sink.close()
+        assert pickle.loads(worker.read_frame(source)) == _job("x")
+        assert worker.read_frame(source) is None
