@@ -248,7 +248,7 @@ def build(cls: type[T], block: Any, path: str = "config") -> T:
 
 def _build(cls: type[T], block: Any) -> T:
     if hasattr(cls, "choose"):  # a family of records told apart by one of their keys
-        cls = cls.choose(block)
+        cls = cls.choose(block)  # type: ignore[attr-defined]
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     keys = list(block.keys())
     for key in keys:
@@ -620,8 +620,9 @@ class RunConfig:
                 raise ConfigError(
                     f"stages.{name}.parent", f"{parent!r} does not run before {name!r}"
                 )
-            if isinstance(self.stages[name], GRPOConfig):
-                self._check_lengths(self.stages[name].sampling, f"stages.{name}.sampling")
+            stage = self.stages[name]
+            if isinstance(stage, GRPOConfig):
+                self._check_lengths(stage.sampling, f"stages.{name}.sampling")
         self._check_lengths(self.evaluation.sampling, "evaluation.sampling")
 
     def _check_lengths(self, sampling: SamplingConfig, path: str) -> None:

@@ -93,7 +93,7 @@ def make_evaluate(
         groups = rollout.grade_groups(
             taken, samples, tokenizer=tokenizer, thinking=config.sampling.thinking, grade=grade
         )
-        records = [
+        records: list[dict[str, Any]] = [
             {
                 "domain": domain,
                 "mode": mode,

@@ -129,7 +129,7 @@ def policy_batch(
     used = max((row for row, _, _ in places), default=0) + 1
     rows = -(-used // ROWS_MULTIPLE) * ROWS_MULTIPLE
     rows = -(-rows // config.microbatches) * config.microbatches
-    arrays = _empty(rows, length)
+    arrays: dict[str, Any] = _empty(rows, length)
     counts = _valid_counts(groups, valid)
     for (g, m), size, (row, start, segment) in zip(pairs, sizes, places, strict=True):
         group, sample = groups[g], groups[g].samples[m]
@@ -146,7 +146,7 @@ def policy_batch(
             per_group = config.denominator == "per_group"
             arrays["weights"][row, answer] = 1.0 / counts[g] if per_group else 1.0
     total = (counts > 0).sum() if config.denominator == "per_group" else counts.sum()
-    batch = Batch(**arrays, denominator=np.float32(total), drawn=np.int32(drawn))
+    batch = Batch(**arrays, denominator=np.float32(total), drawn=np.int32(drawn))  # type: ignore[arg-type]
     return batch, advantages
 
 

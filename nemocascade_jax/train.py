@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,9 +26,9 @@ class Collected:
     """What `collect` hands to the loop beside the batch; `batch` None means the stage is over."""
 
     batch: Batch | None
-    metrics: dict[str, float | int | str]
+    metrics: Mapping[str, float | int | str]
     records: list[dict[str, Any]]  # one per sample, for rollouts/STEP.jsonl
-    seconds: dict[str, float]
+    seconds: Mapping[str, float]
 
 
 AfterStep = Callable[[int, TrainState, Collected, dict[str, jax.Array]], None]
@@ -66,7 +66,7 @@ def make_train_step(
             "progress/skipped": skip.astype(jnp.int32),
             "progress/tokens": batch.denominator,
         }
-        new = state.replace(
+        new = TrainState(
             step=state.step + 1,
             cursor=state.cursor + batch.drawn,
             params=params,
@@ -98,12 +98,12 @@ def _accumulate(loss_sum: LossSum, params: Any, batch: Batch, microbatches: int)
     }
 
     def body(carry: tuple, part: dict[str, jax.Array]) -> tuple[tuple, None]:
-        grads, total, sums, largest = one(batch.replace(**part))
+        grads, total, sums, largest = one(dataclasses.replace(batch, **part))
         old_grads, old_total, old_sums, old_largest = carry
         added = jax.tree.map(jnp.add, (old_grads, old_total, old_sums), (grads, total, sums))
         return (*added, jax.tree.map(jnp.maximum, old_largest, largest)), None
 
-    shapes = jax.eval_shape(one, batch.replace(**{name: value[0] for name, value in parts.items()}))
+    shapes = jax.eval_shape(one, dataclasses.replace(batch, **{name: value[0] for name, value in parts.items()}))
     grads, total, sums, largest = shapes
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (grads, total, sums))
     lowest = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -jnp.inf, leaf.dtype), largest)

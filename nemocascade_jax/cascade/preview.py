@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from nemocascade_jax.stages import grpo, sft
 from nemocascade_jax.stages.handles import Grade
 from nemocascade_jax.state import fresh_state
 
-COLLECTS = {"sft": sft.make_collect, "grpo": grpo.make_collect}
+COLLECTS: dict[str, Callable[..., Any]] = {"sft": sft.make_collect, "grpo": grpo.make_collect}
 LISTED = ("tokens", "targets", "completion_mask", "segment_ids", "positions")
 LISTED_RL = ("advantages", "sampler_logprobs", "weights")
 
@@ -52,7 +52,9 @@ def stage_batches(
             return
         batch = jax.device_get(collected.batch)
         yield from _rows(step + 1, batch, collected.records)
-        state = state.replace(step=state.step + 1, cursor=state.cursor + jnp.int32(batch.drawn))
+        state = dataclasses.replace(
+            state, step=state.step + 1, cursor=state.cursor + jnp.int32(batch.drawn)
+        )
 
 
 def _no_effect(*_: Any) -> None:
@@ -94,7 +96,7 @@ def _segments(
     arrays: dict[str, np.ndarray], row: int, used: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns, for each segment of a row in order, which sample it is, found by its tokens."""
-    out = []
+    out: list[dict[str, Any]] = []
     for number in range(1, int(arrays["segment_ids"][row].max()) + 1):
         here = arrays["segment_ids"][row] == number
         tokens = [*arrays["tokens"][row][here].tolist(), int(arrays["targets"][row][here][-1])]

@@ -40,16 +40,14 @@ __all__ = [
     "total_param_count",
 ]
 
+UNROLLED_LAYERS = 8  # up to here a scan's copies of weights and states cost more than it saves
+
 SPECS: dict[str, Callable[[ModelConfig], dict[str, ParamSpec]]] = {
     "M": mamba2_specs,
     "*": attention_specs,
     "E": moe_specs,
     "-": layers.mlp_specs,
 }
-
-
-
-UNROLL = 1
 
 
 class Aux(NamedTuple):
@@ -213,6 +211,7 @@ def _run_layers(
     states: Layers = []
     routed: list[Routing] = []
     length = None if cache is None else cache.length
+    short = len(mode.cfg.pattern) <= UNROLLED_LAYERS
     for u, (unit, repeats) in enumerate(cut_pattern(mode.cfg.pattern)):
 
         def body(x: Array, entry: tuple, unit: str = unit) -> tuple[Array, tuple]:
@@ -225,7 +224,8 @@ def _run_layers(
             x, out = body(x, jax.tree.map(lambda leaf: leaf[0], entry))
             out = jax.tree.map(lambda leaf: leaf[None], out)
         else:
-            x, out = jax.lax.scan(body, x, entry, unroll=UNROLL)
+            unroll = repeats if short else 1
+            x, out = jax.lax.scan(body, x, entry, unroll=unroll)
         states.append(out[0])
         if out[1] is not None:
             routed.append(out[1])

@@ -106,7 +106,7 @@ def segment_ordinals(segment_ids: Int[Array, "B T"], *, carried: bool) -> Int[Ar
     starts = (segment_ids != before) & (segment_ids > 0)
     if carried:
         starts = starts.at[:, 0].set(False)
-    return jnp.cumsum(starts, axis=1, dtype=jnp.int32)
+    return jax.lax.associative_scan(jnp.add, starts.astype(jnp.int32), axis=1)
 
 
 def _step_sizes(
@@ -206,7 +206,7 @@ def ssd(
     ordinal = jnp.pad(ordinal, ((0, 0), (0, pad)), mode="edge")
     ordinal = ordinal.reshape(ordinal.shape[0], -1, chunk)
     x, delta, decay, b, c = (_chunked(entry, pad, chunk) for entry in (x, delta, decay, *bc))
-    sums = jnp.cumsum(decay, axis=2)  # [B, chunks, C, M]
+    sums = _running_sum(decay)
     driven = _grouped(x * delta[..., None], b.shape[3])  # [B, chunks, C, R, M/R, P]
     last = ordinal[:, :, -1:]
     first = jnp.pad(last[:, :-1], ((0, 0), (1, 0), (0, 0)))  # the segment that S_in belongs to
@@ -227,6 +227,12 @@ def _chunked(entry: Array, pad: int, chunk: int) -> Array:
     widths = ((0, 0), (0, pad)) + ((0, 0),) * (entry.ndim - 2)
     padded = jnp.pad(entry.astype(jnp.float32), widths) if pad else entry.astype(jnp.float32)
     return padded.reshape(entry.shape[0], -1, chunk, *entry.shape[2:])
+
+
+def _running_sum(decay: Float[Array, "B K C M"]) -> Float[Array, "B K C M"]:
+    # As a product with a triangle: several times faster than a windowed sum, both ways.
+    triangle = jnp.tril(jnp.ones((decay.shape[2],) * 2, decay.dtype))
+    return jnp.einsum("ts,bksm->bktm", triangle, decay, precision=jax.lax.Precision.HIGHEST)
 
 
 def _grouped(entry: Float[Array, "B K C M X"], groups: int) -> Float[Array, "B K C R H X"]:

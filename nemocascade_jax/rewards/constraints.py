@@ -176,6 +176,12 @@ def no_comma(answer: str) -> bool:
     return "," not in answer
 
 
+def _paragraph_is_there(num_paragraphs: int, nth_paragraph: int, first_word: str) -> str:
+    if nth_paragraph <= num_paragraphs:
+        return ""
+    return f"nth_paragraph {nth_paragraph} is more than num_paragraphs {num_paragraphs}"
+
+
 IFEVAL: dict[str, Constraint] = {
     "keywords:existence": Constraint(existence, {"keywords": WORDS}),
     "keywords:frequency": Constraint(
@@ -198,6 +204,7 @@ IFEVAL: dict[str, Constraint] = {
     "length_constraints:nth_paragraph_first_word": Constraint(
         nth_paragraph_first_word,
         {"num_paragraphs": COUNT, "nth_paragraph": COUNT, "first_word": WORD},
+        _paragraph_is_there,
     ),
     "detectable_content:number_placeholders": Constraint(
         number_placeholders, {"num_placeholders": NATURAL}

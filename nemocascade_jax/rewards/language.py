@@ -108,7 +108,7 @@ def _punkt() -> Splitter | None:
     )
 
 
-_BORDER = re.compile(r"(?<=[.!?])(?:[\"')\]]*+)\s+(?=[\"'(\[]?[^\s\"'(\[])")
+_BORDER = re.compile(r"[.!?][\"')\]]*+(\s++)(?=[\"'(\[]*+\w)")
 _SHORT = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Inc|Ltd|Jr|Sr|Co|vs|etc|e\.g|i\.e)|\b[A-Za-z])\.$"
 )
@@ -116,12 +116,16 @@ _TOKEN = re.compile(r"\.{2,}|\w+(?:[-'./:]\w+)*|[^\w\s]")
 
 
 def _plain_sentences(text: str) -> list[str]:
-    """Returns sentences cut after . ! ? and white space, unless an abbreviation stands before."""
+    """Returns sentences cut at white space after . ! ? (and closing quotes) before a word.
+
+    A dot after a known abbreviation, or three dots before a small letter, cut nothing.
+    """
     found: list[str] = []
     start = 0
     for border in _BORDER.finditer(text):
-        piece = text[start : border.start()]
-        if not _SHORT.search(piece[-8:]):
+        piece = text[start : border.start(1)]
+        runs_on = piece.endswith("...") and text[border.end() : border.end() + 1].islower()
+        if not runs_on and not _SHORT.search(piece[-8:]):
             found.append(piece)
             start = border.end()
     found.append(text[start:])

@@ -13,15 +13,13 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 def split_reasoning(text: str) -> tuple[str, str]:
     """Returns (reasoning, answer): the answer is what follows the last `</think>`.
 
-    Without a `</think>` the text is all answer, unless a `<think>` was opened: thinking that never
-    ends has no answer, so the answer is empty.
+    A `<think>` with no `</think>` after it is thinking that never ends: the answer is empty. A text
+    without either tag is all answer.
     """
-    before, found, after = text.rpartition(THINK_CLOSE)
-    if found:
-        return before.partition(THINK_OPEN)[2] if THINK_OPEN in before else before, after
-    if THINK_OPEN in text:
-        return text.partition(THINK_OPEN)[2], ""
-    return "", text
+    before, _, after = text.rpartition(THINK_CLOSE)
+    if THINK_OPEN in after:
+        return text.rpartition(THINK_OPEN)[2], ""
+    return before.removeprefix(THINK_OPEN), after
 
 
 def response_text(response: Any, where: str) -> str:

@@ -64,10 +64,8 @@ Entry = Callable[
 
 def jsonl(source: SourceConfig, kind: Kind) -> Iterator[Entry]:
     """Yields one parser a line of the file `source.path`."""
-    parse, good = {
-        "row": (parse_row, schema.GOOD_ROW),
-        "conversation": (parse_conversation, schema.GOOD_CONVERSATION),
-    }[kind]
+    parse: Callable[..., Row | Conversation] = parse_row if kind == "row" else parse_conversation
+    good = schema.GOOD_ROW if kind == "row" else schema.GOOD_CONVERSATION
     for number, line in schema.read_lines(source.path or "", good):
         where = f"{source.path}:{number}"
         yield functools.partial(_parse, parse, line, where, good)

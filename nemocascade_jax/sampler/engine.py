@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Key
 
 from nemocascade_jax.config import ModelConfig, SamplingConfig
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.models import hybrid
-from nemocascade_jax.sampler import sampling as distribution
+from nemocascade_jax.sampler.decoding import Drawing, Rows, State, decoding_programs
 from nemocascade_jax.sampler.stops import Found, find_stop
 from nemocascade_jax.sharding import Params, Shard
 
@@ -65,30 +63,6 @@ class Sampler(Protocol):
         ...
 
 
-class _Rows(NamedTuple):
-    """What a device batch starts from: Q prompts, and B rows that each continue one of them."""
-
-    tokens: Int[np.ndarray, "Q T"]
-    lengths: Int[np.ndarray, "Q"]
-    prompt: Int[np.ndarray, "B"]
-    draw: Int[np.ndarray, "B"]
-    sample: Int[np.ndarray, "B"]
-    live: Bool[np.ndarray, "B"]  # the others fill the batch up
-
-
-class _State(NamedTuple):
-    """The decoding loop's carry; `drawn` tokens of each row that still runs are in `tokens`."""
-
-    cache: hybrid.Cache
-    keys: Key[Array, "B"]
-    drawn: Int[Array, ""]
-    done: Bool[Array, "B"]
-    length: Int[Array, "B"]
-    tokens: Int[Array, "B N"]
-    logprobs: Float[Array, "B N"]
-    margins: Float[Array, "B N"]
-
-
 def make_sampler(
     model: ModelConfig,
     sampling: SamplingConfig,
@@ -109,7 +83,13 @@ def make_sampler(
             f"make_sampler: stop strings {list(sampling.stop)} need a tokenizer; use stop ids"
         )
     stops = () if sampling.ignore_eos else tuple(stop_ids)
-    start, advance = _programs(model, sampling, shard, vocab_limit=vocab_limit, stop_ids=stops)
+    drawing = Drawing(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        vocab_limit=vocab_limit,
+    )
+    start, advance = decoding_programs(model, drawing, stops, shard, sampling.max_completion_tokens)
 
     def sampler(
         params: Params,
@@ -141,87 +121,6 @@ def make_sampler(
         return groups
 
     return sampler
-
-
-def _programs(
-    model: ModelConfig,
-    sampling: SamplingConfig,
-    shard: Shard,
-    *,
-    vocab_limit: int,
-    stop_ids: tuple[int, ...],
-) -> tuple[Callable[..., _State], Callable[..., _State]]:
-    """Returns `start` (prefill, fork, first token) and `advance` (a device-side decoding loop)."""
-    new = sampling.max_completion_tokens
-
-    def emit(
-        params: Params, state: _State, hidden: Float[Array, "B D"], margin: Float[Array, "B"]
-    ) -> _State:
-        logprobs = distribution.process_logits(
-            hybrid.logits(params, hidden, model),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            vocab_limit=vocab_limit,
-        )
-        if sampling.temperature == 0:
-            token = distribution.greedy(logprobs)
-        else:
-            fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-            token = distribution.draw(logprobs, fold(state.keys, state.drawn))
-        chosen = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
-        ends = jnp.zeros_like(state.done)
-        for stop in stop_ids:
-            ends |= token == stop
-
-        def put(buffer: Array, column: Array) -> Array:
-            column = jnp.where(state.done, jnp.zeros_like(column), column)
-            return jax.lax.dynamic_update_slice(buffer, column[:, None], (0, state.drawn))
-
-        return state._replace(
-            drawn=state.drawn + 1,
-            done=state.done | ends,
-            length=state.length + ~state.done,
-            tokens=put(state.tokens, token),
-            logprobs=put(state.logprobs, chosen),
-            margins=put(state.margins, margin),
-        )
-
-    @jax.jit
-    def start(params: Params, rows: _Rows, base_key: Key[Array, ""]) -> _State:
-        hidden, cache, aux = hybrid.prefill(
-            params, rows.tokens, rows.lengths, model, shard, max_len=rows.tokens.shape[1] + new
-        )
-        last = jnp.take_along_axis(aux.router_margin, rows.lengths[:, None] - 1, axis=1)[:, 0]
-        state = _State(
-            cache=hybrid.fork_cache(cache, rows.prompt),
-            keys=distribution.row_keys(base_key, rows.draw, rows.sample),
-            drawn=jnp.int32(0),
-            done=~rows.live,
-            length=jnp.zeros(rows.live.shape, jnp.int32),
-            tokens=jnp.zeros((rows.live.size, new), jnp.int32),
-            logprobs=jnp.zeros((rows.live.size, new), jnp.float32),
-            margins=jnp.zeros((rows.live.size, new), jnp.float32),
-        )
-        return emit(params, state, hidden[rows.prompt], last[rows.prompt])
-
-    def advance(
-        params: Params, state: _State, until: Int[Array, ""], ended: Bool[Array, "B"]
-    ) -> _State:
-        def running(state: _State) -> Bool[Array, ""]:
-            return (state.drawn < until) & ~jnp.all(state.done)
-
-        def step(state: _State) -> _State:
-            token = jax.lax.dynamic_slice_in_dim(state.tokens, state.drawn - 1, 1, axis=1)[:, 0]
-            hidden, cache, aux = hybrid.decode_step(
-                params, token, state.cache, model, shard, active=~state.done
-            )
-            margin = aux.router_margin.reshape(token.shape)
-            return emit(params, state._replace(cache=cache), hidden, margin)
-
-        return jax.lax.while_loop(running, step, state._replace(done=state.done | ended))
-
-    return start, jax.jit(advance, donate_argnums=1)
 
 
 class _Part(NamedTuple):
@@ -259,7 +158,7 @@ def _make_rows(
     width: int,
     *,
     ways: int,
-) -> _Rows:
+) -> Rows:
     """Lays a part out as arrays; sizes are rounded up to what the mesh divides."""
     first = part.rows[0][0]
     held = prompts[first : part.rows[-1][0] + 1]
@@ -269,7 +168,7 @@ def _make_rows(
         tokens[index, : len(prompt)] = prompt
         lengths[index] = len(prompt)
     filled = [*part.rows, *[part.rows[0]] * (size - len(part.rows))]
-    return _Rows(
+    return Rows(
         tokens=tokens,
         lengths=lengths,
         prompt=np.array([prompt - first for prompt, _ in filled], np.int32),
@@ -281,13 +180,13 @@ def _make_rows(
 
 def _watch(
     params: Params,
-    state: _State,
-    advance: Callable[..., _State],
+    state: State,
+    advance: Callable[..., State],
     sampling: SamplingConfig,
     *,
     stops: tuple[int, ...],
     decode: Callable[[list[int]], str],
-) -> tuple[_State, dict[int, Found]]:
+) -> tuple[State, dict[int, Found]]:
     """Decodes in blocks and looks for stop strings in the text between them."""
     found: dict[int, Found] = {}
     size, new = state.tokens.shape
@@ -307,7 +206,7 @@ def _watch(
 
 
 def _collect(
-    state: _State,
+    state: State,
     found: dict[int, Found],
     stops: tuple[int, ...],
     decode: Callable[[list[int]], str] | None,

@@ -36,10 +36,11 @@ def make_scorer(
     remat: bool = False,
 ) -> Callable[[Any, Batch], Scored]:
     """Returns the function (params, batch) -> Scored; `sampling` None scores the plain softmax."""
-    settings = {
+    top_k, top_p = (sampling.top_k, sampling.top_p) if sampling else (None, 1.0)
+    settings: dict[str, Any] = {
         "temperature": sampling.temperature if sampling else 1.0,
-        "top_k": sampling.top_k if sampling else None,
-        "top_p": sampling.top_p if sampling else 1.0,
+        "top_k": top_k,
+        "top_p": top_p,
         "vocab_limit": vocab_limit,
     }
 
@@ -50,7 +51,7 @@ def make_scorer(
         logits = hybrid.logits(params, hidden, cfg)
         logprobs = distribution.token_logprobs(logits, batch.targets, **settings)
         near = aux.router_margin < NEAR_TIE
-        if settings["top_p"] < 1 or settings["top_k"] is not None:
+        if top_p < 1 or top_k is not None:
             near |= distribution.nucleus_margin(logits, batch.targets, **settings) < NEAR_TIE
         return Scored(
             logprobs,

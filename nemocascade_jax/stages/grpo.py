@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from nemocascade_jax.errors import InputError
 from nemocascade_jax.optim import make_optimizer, trained_leaves
 from nemocascade_jax.rewards import reward_for
 from nemocascade_jax.rollout import Graded, Group
+from nemocascade_jax.rows.records import Row
 from nemocascade_jax.sampler.engine import make_sampler
 from nemocascade_jax.sampler.sampling import sample_key
 from nemocascade_jax.sampler.scoring import make_scorer
@@ -112,7 +114,8 @@ def _make_draw(config: GRPOConfig, io: StageIO) -> Callable[..., tuple]:
 
     def draw(params: Any, cursor: int, key: jax.Array, seconds: dict[str, float]) -> tuple:
         began = time.perf_counter()
-        taken, dropped = [], []
+        taken: list[tuple[int, Row, tuple[int, ...]]] = []
+        dropped: list[dict[str, Any]] = []
         first = cursor
         while len(taken) < config.prompts_per_step:
             row = io.stream[cursor]
@@ -155,7 +158,7 @@ def _make_reference(config: GRPOConfig, io: StageIO) -> Callable[[Batch], Batch]
     reference = io.start_params()
     scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
     score = jax.jit(lambda params, batch: scorer(params, batch).logprobs)
-    return lambda batch: batch.replace(ref_logprobs=score(reference, batch))
+    return lambda batch: dataclasses.replace(batch, ref_logprobs=score(reference, batch))
 
 
 def _why_over(graded: Graded, stage: str, batches: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
 from nemocascade_jax.config import ModelConfig, RulesConfig
+from nemocascade_jax.data.batches import Stream
 from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.rows.records import Completion, Row, Score
 from nemocascade_jax.sharding import Shard
@@ -29,7 +30,7 @@ class StageIO:
     rules: RulesConfig
     shard: Shard
     tokenizer: Tokenizer
-    stream: Mapping[int, Any] | Any  # stream[i]: the example or row of draw index i
+    stream: Stream  # stream[i]: the example or row of draw index i
     grade: Grade
     start_params: Callable[[], Any]  # a copy of the weights the stage started from
     after_step: AfterStep

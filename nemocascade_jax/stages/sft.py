@@ -39,8 +39,9 @@ def make_collect(config: SFTConfig, io: StageIO) -> Callable[[TrainState], Colle
     def collect(state: TrainState) -> Collected:
         began = time.perf_counter()
         found = next_batch(int(state.cursor))
-        batch = Batch(**found.arrays)
-        metrics = {f"data/{name}": value for name, value in found.counters.items()}
+        arrays: dict[str, Any] = found.arrays
+        batch = Batch(**arrays)
+        metrics: dict[str, float | int | str] = {f"data/{name}": value for name, value in found.counters.items()}
         metrics |= {
             "data/examples": int(batch.drawn) - found.counters["dropped"],
             "data/fill": float((batch.segment_ids > 0).mean()),
