@@ -161,6 +161,8 @@ def test_stop_ids_and_settings_reach_every_row(unigram):
         assert len(ids) == 4 or stopped
         assert sample.text_tokens == (ids[:-1] if stopped else ids)
         assert sample.text is None
+    # Every token has a key of its own: rows stop after one, two, three and four tokens.
+    assert {len(sample.completion_tokens) for sample in flat(samples)} == {1, 2, 3, 4}
     # A group cut into parts has the samples of a whole one.
     assert [len(group) for group in samples] == [40, 40]
     assert sampler(params, [[2, 2]], [1], 16, key())[0] == samples[1][:16]

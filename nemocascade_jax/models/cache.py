@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,8 +23,8 @@ class Cache:
     are there for `length` tokens: a write at or past S is lost, so callers stop a row before it.
     """
 
-    layers: Layers
-    length: Int[Array, "B"]
+    layers: Any  # Layers; also their shapes or shardings
+    length: Any  # Int[Array, "B"]
 
     @property
     def places(self) -> int | None:

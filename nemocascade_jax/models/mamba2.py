@@ -16,6 +16,8 @@ from nemocascade_jax.config import MambaConfig, ModelConfig
 from nemocascade_jax.models.layers import kaiming_uniform, linear, norm_spec, spread
 from nemocascade_jax.sharding import Init, Params, ParamSpec, Shard, constant
 
+COUNTED = 64  # places counted by one product
+
 
 def mamba2_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     m = cfg.mamba
@@ -106,7 +108,11 @@ def segment_ordinals(segment_ids: Int[Array, "B T"], *, carried: bool) -> Int[Ar
     starts = (segment_ids != before) & (segment_ids > 0)
     if carried:
         starts = starts.at[:, 0].set(False)
-    return jax.lax.associative_scan(jnp.add, starts.astype(jnp.int32), axis=1)
+    within = _chunked(starts, -starts.shape[1] % COUNTED, COUNTED)
+    within = _running_sum(within[..., None])[..., 0]
+    totals = _running_sum(within[:, None, :, -1:])[:, 0]
+    counted = within + totals - within[:, :, -1:]
+    return counted.reshape(starts.shape[0], -1)[:, : starts.shape[1]].astype(jnp.int32)
 
 
 def _step_sizes(
