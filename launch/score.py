@@ -65,7 +65,7 @@ def read(path: str, unknown: list[str], skip_unknown: bool) -> Iterator[Entry]:
         completion = Completion(completion_text(obj, where))
         name = next((obj[k] for k in ("id", "uuid", "hash_id") if obj.get(k) is not None), index)
         try:
-            row = schema.parse_row(obj, where, prompt_needed=False)
+            row = schema.parse_row(obj, where, known=REWARDS, prompt_needed=False)
             reward_for(row).check(row)
         except schema.UnknownRow as error:
             if not skip_unknown:

@@ -59,10 +59,7 @@ def grade_groups(
 ) -> list[Group]:
     """Returns the groups of (draw, row, prompt) with every sample graded, in the order given."""
     texts = [
-        tuple(
-            chat.assistant_text(sample.text_tokens, tokenizer, thinking=thinking)
-            for sample in group
-        )
+        tuple(completion_text(sample, tokenizer, thinking=thinking) for sample in group)
         for group in samples
     ]
     jobs = [
@@ -75,6 +72,13 @@ def grade_groups(
         Group(draw, row, prompt, tuple(group), said, tuple(next(scores) for _ in group))
         for (draw, row, prompt), group, said in zip(drawn, samples, texts, strict=True)
     ]
+
+
+def completion_text(sample: Sample, tokenizer: Tokenizer, *, thinking: bool) -> str:
+    """Returns the assistant message that a grader gets; a stop string cuts within tokens."""
+    if isinstance(sample.stop, str):
+        return chat.opened(tokenizer, thinking=thinking) + (sample.text or "")
+    return chat.assistant_text(sample.completion_tokens, tokenizer, thinking=thinking)
 
 
 def to_arrays(groups: Sequence[Group], overlong: str) -> Graded:

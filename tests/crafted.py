@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nemocascade_jax.config import AttentionConfig, MambaConfig, ModelConfig, MoEConfig
 from nemocascade_jax.models import hybrid
-from nemocascade_jax.sharding import Params, init_params
+from nemocascade_jax.sharding import Params, map_specs
 
 UNUSED = -40.0  # log-odds of ids that never occur
 OUTPUTS = ("w_out", "w_o", "w_down", "shared_down", "latent_out")
@@ -56,30 +57,27 @@ def tiny_config(pattern: str = "M*EM", **changes) -> ModelConfig:
 
 
 def random_params(cfg: ModelConfig, seed: int = 0) -> Params:
-    """Returns parameters of which every one is random and matters."""
-
-    @jax.jit  # one program: drawn leaf by leaf it takes ten times as long
-    def draw(seed: int) -> Params:
-        params = init_params(hybrid.model_specs(cfg), jax.random.key(seed))
-        leaves, tree = jax.tree_util.tree_flatten_with_path(params)
-        keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-        pairs = zip(leaves, keys, strict=True)
-        return tree.unflatten([_stir(path[-1].key, leaf, key) for (path, leaf), key in pairs])
-
-    return draw(seed)
+    """Returns parameters of which every one is random and matters; NumPy, so nothing compiles."""
+    rng = np.random.default_rng(seed)
+    specs = hybrid.model_specs(cfg)
+    return map_specs(lambda path, spec: _draw(path.split("/")[-1], spec.shape, rng), specs)
 
 
-def _stir(name: str, leaf: jax.Array, key: jax.Array) -> jax.Array:
-    noise = jax.random.normal(key, leaf.shape)
+def _draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> jax.Array:
+    noise = rng.normal(size=shape)
     if name == "correction_bias":
-        return 3.0 + 0.2 * noise
-    if name in ("embed", "conv_w"):
-        return 0.5 * noise
-    if name.startswith(("w_", "shared", "router", "latent")) or name == "head":
-        return noise / math.sqrt(leaf.shape[-2])
-    if name == "dt_bias":
-        return leaf + noise
-    return leaf + 0.2 * noise
+        drawn = 3 + 0.2 * noise
+    elif name in ("embed", "conv_w"):
+        drawn = 0.5 * noise
+    elif name.startswith(("w_", "shared", "router", "latent")) or name == "head":
+        drawn = noise / math.sqrt(shape[-2])
+    elif name == "A_log":
+        drawn = np.log(np.arange(1, shape[-1] + 1)) + 0.2 * noise
+    elif name == "dt_bias":
+        drawn = -4 + 1.5 * noise  # steps of about 0.02, from below 0.001 to above 0.1
+    else:
+        drawn = (0 if name == "conv_b" else 1) + 0.2 * noise
+    return jnp.asarray(drawn, jnp.float32)
 
 
 def tiny_hybrid_config(
@@ -93,7 +91,8 @@ def tiny_hybrid_config(
 def _silent_params(cfg: ModelConfig) -> Params:
     """Returns parameters whose layers all add zero."""
     assert not cfg.tied_embeddings
-    params = init_params(hybrid.model_specs(cfg), jax.random.key(0))
+    params = random_params(cfg)
+    params["norm"] = jnp.ones_like(params["norm"])
     for unit in params["units"]:
         for layer in unit:
             for name in OUTPUTS:

@@ -124,7 +124,7 @@ def test_every_drawn_row_is_in_exactly_one_step(straight):
         )
         for step in range(1, 5)
     ]
-    assert sum(draws, []) == list(range(16))
+    assert [draw for step in draws for draw in step] == list(range(16))
 
 
 def test_a_group_holds_different_samples_of_one_prompt(straight):

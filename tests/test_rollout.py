@@ -5,6 +5,7 @@ import pytest
 
 import golden
 from nemocascade_jax import config_file, rollout
+from nemocascade_jax.data.tokenizer import load_tokenizer
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.rollout import Graded, Group
 from nemocascade_jax.rows.records import Message, Row, Score
@@ -173,3 +174,14 @@ def test_a_lone_success_survives_dynamic_filtering():
 def test_sequences_are_assigned_first_fit():
     places = rollout.assign_rows([5, 4, 3, 2, 1], 8)
     assert places == [(0, 0, 1), (1, 0, 1), (0, 5, 2), (1, 4, 2), (1, 6, 3)]
+
+
+def test_a_stop_string_inside_a_token_leaves_the_text_before_it():
+    tokenizer = load_tokenizer("tiny")
+    ids = [*tokenizer.encode("foo E"), *tokenizer.encode("ND bar")]
+    cut = dataclasses.replace(make_sample(ids), text="foo ", text_tokens=(), stop="END")
+    assert rollout.completion_text(cut, tokenizer, thinking=False) == "foo "
+    ended = make_sample([*tokenizer.encode("foo"), tokenizer.special("<|im_end|>")])
+    ended = dataclasses.replace(ended, stop=tokenizer.special("<|im_end|>"))
+    assert rollout.completion_text(ended, tokenizer, thinking=False) == "foo"
+    assert rollout.completion_text(ended, tokenizer, thinking=True) == "<think>\nfoo"

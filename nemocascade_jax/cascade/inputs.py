@@ -13,7 +13,7 @@ from nemocascade_jax.config import GRPOConfig, RunConfig, SourceConfig
 from nemocascade_jax.data.tokenizer import Tokenizer, load_tokenizer
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.metrics import write_text
-from nemocascade_jax.rewards import check_row
+from nemocascade_jax.rewards import REWARDS, check_row
 from nemocascade_jax.rows.records import Row
 from nemocascade_jax.rows.sources import load_rows
 
@@ -53,7 +53,7 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
 
 
 def _load(source: SourceConfig, kind: Any, where: str, say: Callable[[str], None]) -> list[Any]:
-    loaded = load_rows(source, kind, check_row)
+    loaded = load_rows(source, kind, check_row, known=REWARDS)
     for line in loaded.skipped[:5]:
         say(f"{where}: skipped {line}")
     if len(loaded.skipped) > 5:

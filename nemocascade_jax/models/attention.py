@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from nemocascade_jax.config import ModelConfig
-from nemocascade_jax.models.layers import linear
+from nemocascade_jax.models.layers import linear, project
 from nemocascade_jax.sharding import Params, ParamSpec, Shard
 
 BLOCK_T = 512  # queries scored at once where a row is longer than two such blocks
@@ -47,9 +47,9 @@ def attention(
     assert a is not None
     rows, time, _ = x.shape
     real = (segment_ids > 0)[:, :, None, None]
-    q = (x @ params["w_q"]).reshape(rows, time, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
-    k = jnp.where(real, (x @ params["w_k"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
-    v = jnp.where(real, (x @ params["w_v"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
+    q = project(x, params["w_q"]).reshape(rows, time, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
+    k = jnp.where(real, project(x, params["w_k"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
+    v = jnp.where(real, project(x, params["w_v"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
     k, v = (shard(entry, "batch", "seq", "kv_heads", None) for entry in (k, v))
     if cache is not None:
         mixed = _attend_cached(q, k, v, segment_ids, cache)
@@ -57,7 +57,7 @@ def attention(
         mixed = _attend_in_blocks(q, k, v, segment_ids)
     else:
         mixed = _attend(q, k, v, _visible(segment_ids, segment_ids, 0))
-    out = mixed.reshape(rows, time, a.heads * a.head_dim) @ params["w_o"]
+    out = project(mixed.reshape(rows, time, -1), params["w_o"])
     return out, {"k": k, "v": v}
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from nemocascade_jax.config import MambaConfig, ModelConfig
-from nemocascade_jax.models.layers import kaiming_uniform, linear, norm_spec, spread
+from nemocascade_jax.models.layers import kaiming_uniform, linear, norm_spec, project, spread
 from nemocascade_jax.sharding import Init, Params, ParamSpec, Shard, constant
 
 COUNTED = 64  # places counted by one product
@@ -76,8 +76,8 @@ def mamba2(
     rows, time, _ = x.shape
     real = segment_ids > 0
     ordinal = segment_ordinals(segment_ids, carried=cache is not None)
-    gate = shard(x @ params["w_gate"], "batch", "seq", "mamba_inner")
-    raw = shard(x @ params["w_xbc"], "batch", "seq", "mamba_inner")
+    gate = shard(project(x, params["w_gate"]), "batch", "seq", "mamba_inner")
+    raw = shard(project(x, params["w_xbc"]), "batch", "seq", "mamba_inner")
     window = (
         cache["conv"]
         if cache is not None
@@ -96,7 +96,7 @@ def mamba2(
         y, state = ssd(heads, delta, decay, (b, c), ordinal, chunk=m.chunk, state=state)
     y = y + heads.astype(jnp.float32) * params["D"].astype(jnp.float32)[None, None, :, None]
     y = gated_norm(y.reshape(rows, time, m.inner), gate, params["norm"], m.groups, cfg.norm_eps)
-    return y.astype(x.dtype) @ params["w_out"], {"conv": window, "ssm": state}
+    return project(y.astype(x.dtype), params["w_out"]), {"conv": window, "ssm": state}
 
 
 def segment_ordinals(segment_ids: Int[Array, "B T"], *, carried: bool) -> Int[Array, "B T"]:
@@ -119,7 +119,7 @@ def _step_sizes(
     params: Params, x: Float[Array, "B T D"], real: Bool[Array, "B T"], m: MambaConfig
 ) -> Float[Array, "B T M"]:
     """Returns softplus(dt + dt_bias) in float32 within time_step_limit, zero on padding."""
-    raw = jnp.matmul(x, params["w_dt"], preferred_element_type=jnp.float32)
+    raw = project(x, params["w_dt"]).astype(jnp.float32)
     delta = jax.nn.softplus(raw + spread(params["dt_bias"], raw))
     if m.time_step_limit is not None:
         delta = jnp.clip(delta, *m.time_step_limit)

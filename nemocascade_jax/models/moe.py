@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from nemocascade_jax import dispatch
 from nemocascade_jax.config import ModelConfig, MoEConfig
-from nemocascade_jax.models.layers import linear, relu2
+from nemocascade_jax.models.layers import linear, project, relu2
 from nemocascade_jax.sharding import Params, ParamSpec, Shard, constant, normal
 
 
@@ -63,7 +63,7 @@ def moe(
     routing = route(params, x, segment_ids, m)
     real = (segment_ids > 0)[..., None]
     sent = jnp.where(real, routing.expert_ids, m.experts).reshape(-1, m.top_k)
-    inside = x @ params["latent_in"] if m.latent else x
+    inside = project(x, params["latent_in"]) if m.latent else x
     routed = dispatch.routed_experts(
         inside.reshape(rows * time, -1),
         sent,
@@ -74,10 +74,10 @@ def moe(
     )
     out = shard(routed.reshape(rows, time, -1), "batch", "seq", None)
     if m.latent:
-        out = out @ params["latent_out"]
+        out = project(out, params["latent_out"])
     if m.shared_inner:
-        hidden = shard(relu2(x @ params["shared_up"]), "batch", "seq", "mlp")
-        out = out + hidden @ params["shared_down"]
+        hidden = shard(relu2(project(x, params["shared_up"])), "batch", "seq", "mlp")
+        out = out + project(hidden, params["shared_down"])
     return out, routing
 
 
@@ -89,7 +89,7 @@ def route(
     The weights are the scores without the bias, divided by their sum + 1e-20 if `normalise`, times
     `scale`: gradients reach the router through them and never the bias.
     """
-    raw = x.astype(jnp.float32) @ params["router"].astype(jnp.float32)
+    raw = project(x.astype(jnp.float32), params["router"].astype(jnp.float32))
     scores = jax.nn.sigmoid(raw)
     bias = params["correction_bias"].astype(jnp.float32)
     choice = jax.lax.stop_gradient(scores + bias[None, None])

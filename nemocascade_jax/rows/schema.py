@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +119,20 @@ def strip_nulls(value: Any) -> Any:
     return value
 
 
-def parse_row(obj: Mapping[str, Any], where: str, *, prompt_needed: bool = True) -> Row:
+def parse_row(
+    obj: Mapping[str, Any], where: str, *, known: Container[str] = (), prompt_needed: bool = True
+) -> Row:
     """Returns an RL row; verifier fields stand at the top level or under `verifier_metadata`.
 
-    A row that is only graded needs no prompt: without `prompt_needed` it may be absent or empty.
+    An agent of `known` is taken as named; another one's row goes where its keys fit. A row that is
+    only graded needs no prompt: without `prompt_needed` it may be absent or empty.
     """
     params = obj.get("responses_create_params")
     if "_hf_placeholder" in obj or (isinstance(params, Mapping) and "_hf_placeholder" in params):
         problem = "the row is a placeholder whose text must first be filled in from its source"
         raise bad(where, "_hf_placeholder", problem, GOOD_ROW)
     fields = _fields(obj, where)
-    agent = _agent(obj, fields, where)
+    agent = _agent(obj, fields, where, known)
     if params is None and not prompt_needed:
         params = {}
     if not isinstance(params, Mapping):
@@ -178,7 +181,9 @@ def _fields(obj: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**top, **deep}
 
 
-def _agent(obj: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> str:
+def _agent(
+    obj: Mapping[str, Any], fields: Mapping[str, Any], where: str, known: Container[str]
+) -> str:
     """Returns the agent a row names, or the only one whose keys it has."""
     ref = obj.get("agent_ref")
     if ref is not None and not isinstance(ref, Mapping):
@@ -186,7 +191,7 @@ def _agent(obj: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> str
     name = ref.get("name") if ref else None
     if name is not None and not isinstance(name, str):
         raise bad(where, "agent_ref.name", f"expected text, got {_kind(name)}", GOOD_ROW)
-    if name in AGENT_KEYS or (name and name.startswith(NO_PROMPT)):
+    if name and (name in known or name in AGENT_KEYS or name.startswith(NO_PROMPT)):
         return name
     fits = [
         agent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Literal, NamedTuple
 
 from nemocascade_jax.config import SourceConfig
@@ -26,16 +26,22 @@ class Loaded(NamedTuple):
 
 
 def load_rows(
-    source: SourceConfig, kind: Kind, check: Callable[[Row], None] | None = None
+    source: SourceConfig,
+    kind: Kind,
+    check: Callable[[Row], None] | None = None,
+    *,
+    known: Container[str] = (),
 ) -> Loaded:
     """Returns the rows of one source; `check` refuses RL rows whose fault shows without an answer.
+
+    `known` are the agents that have a verifier.
 
     `on_bad_row="refuse"` raises at the first bad row; "skip" leaves it out and says why, and raises
     only when no row, or fewer than `source.count`, is left.
     """
     rows: list = []
     skipped: list[str] = []
-    entries = SOURCES[source.kind](source, kind)
+    entries = SOURCES[source.kind](source, kind, known)
     for parse in itertools.takewhile(lambda _: len(rows) != source.count, entries):
         try:
             row = parse()
@@ -57,21 +63,21 @@ def load_rows(
     return Loaded(rows, skipped)
 
 
-Entry = Callable[
-    [], "Row | Conversation"
-]  # parsing happens when it is called, so it can be skipped
+# Parsing happens when it is called, so it can be skipped.
+Entry = Callable[[], "Row | Conversation"]
 
 
-def jsonl(source: SourceConfig, kind: Kind) -> Iterator[Entry]:
+def jsonl(source: SourceConfig, kind: Kind, known: Container[str]) -> Iterator[Entry]:
     """Yields one parser a line of the file `source.path`."""
-    parse: Callable[..., Row | Conversation] = parse_row if kind == "row" else parse_conversation
+    row = functools.partial(parse_row, known=known)
+    parse: Callable[..., Row | Conversation] = row if kind == "row" else parse_conversation
     good = schema.GOOD_ROW if kind == "row" else schema.GOOD_CONVERSATION
     for number, line in schema.read_lines(source.path or "", good):
         where = f"{source.path}:{number}"
         yield functools.partial(_parse, parse, line, where, good)
 
 
-def generated(source: SourceConfig, kind: Kind) -> Iterator[Entry]:
+def generated(source: SourceConfig, kind: Kind, known: Container[str]) -> Iterator[Entry]:
     """Yields `source.count` rows of `source.generator`; they have no bad ones."""
     if source.generator not in GENERATORS:
         known = ", ".join(GENERATORS)
@@ -90,7 +96,7 @@ def _same(row: Row | Conversation) -> Row | Conversation:
     return row
 
 
-SOURCES: dict[str, Callable[[SourceConfig, Kind], Iterator[Entry]]] = {
+SOURCES: dict[str, Callable[[SourceConfig, Kind, Container[str]], Iterator[Entry]]] = {
     "jsonl": jsonl,
     "generated": generated,
 }

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from nemocascade_jax.config import ModelConfig
@@ -18,12 +17,12 @@ from nemocascade_jax.sharding import Params, Shard
 class Rows(NamedTuple):
     """What a device batch starts from: Q prompts, and B rows that each continue one of them."""
 
-    tokens: Int[np.ndarray, "Q T"]
-    lengths: Int[np.ndarray, "Q"]
-    prompt: Int[np.ndarray, "B"]
-    draw: Int[np.ndarray, "B"]
-    sample: Int[np.ndarray, "B"]
-    live: Bool[np.ndarray, "B"]  # the others fill the batch up
+    tokens: Int[Array, "Q T"]
+    lengths: Int[Array, "Q"]
+    prompt: Int[Array, "B"]
+    draw: Int[Array, "B"]
+    sample: Int[Array, "B"]
+    live: Bool[Array, "B"]  # the others fill the batch up
 
 
 class State(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
@@ -89,7 +90,8 @@ def make_sampler(
         top_p=sampling.top_p,
         vocab_limit=vocab_limit,
     )
-    start, advance = decoding_programs(model, drawing, stops, shard, sampling.max_completion_tokens)
+    new = sampling.max_completion_tokens
+    start, advance = decoding_programs(model, drawing, stops, shard, new)  # type: ignore[arg-type]
 
     def sampler(
         params: Params,
@@ -111,7 +113,7 @@ def make_sampler(
                 assert decode is not None
                 state, found = _watch(params, state, advance, sampling, stops=stops, decode=decode)
             else:
-                state = advance(params, state, sampling.max_completion_tokens, ~rows.live)
+                state = advance(params, state, new, ~rows.live)
             samples = _collect(state, found, stops, decode)
             for index, (prompt, _) in enumerate(part.rows):
                 groups[prompt].append(samples[index])
@@ -168,14 +170,15 @@ def _make_rows(
         tokens[index, : len(prompt)] = prompt
         lengths[index] = len(prompt)
     filled = [*part.rows, *[part.rows[0]] * (size - len(part.rows))]
-    return Rows(
-        tokens=tokens,
-        lengths=lengths,
-        prompt=np.array([prompt - first for prompt, _ in filled], np.int32),
-        draw=np.array([draws[prompt] for prompt, _ in filled], np.int32),
-        sample=np.array([sample for _, sample in filled], np.int32),
-        live=np.arange(size) < len(part.rows),
+    columns = (
+        tokens,
+        lengths,
+        np.array([prompt - first for prompt, _ in filled], np.int32),
+        np.array([draws[prompt] for prompt, _ in filled], np.int32),
+        np.array([sample for _, sample in filled], np.int32),
+        np.arange(size) < len(part.rows),
     )
+    return Rows(*map(jnp.asarray, columns))
 
 
 def _watch(
