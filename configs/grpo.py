@@ -17,7 +17,7 @@ def stage(**changes):
     config.parent = None
     config.steps = 60
     config.microbatches = 1
-    config.prompts_per_step = 64
+    config.prompts_per_step = 32
     config.group_size = 8
     config.data = ConfigDict({"instruction": common.generated("instruction", count=8192)})
     config.sampling = common.sampling()

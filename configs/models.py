@@ -28,7 +28,7 @@ def tiny() -> ConfigDict:
     config.mamba = ConfigDict(
         {
             "heads": 4,
-            "head_dim": 32,
+            "head_dim": 16,
             "state": 16,
             "groups": 2,
             "conv": 4,

@@ -17,12 +17,12 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "sft"
     config.parent = None
-    config.steps = 120
+    config.steps = 200
     config.microbatches = 1
     config.data = ConfigDict({"instruction": common.generated("instruction", count=4096)})
     config.packing = ConfigDict({"row_length": 128, "rows_per_step": 32, "overlong": "refuse"})
     config.optim = common.adamw(lr=3e-3, b2=0.98, weight_decay=0.1, warmup_from=3e-4)
-    config.checkpoint = ConfigDict({"every_steps": 60, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 50, "keep": 2})
     config.update(changes)
     return config
 

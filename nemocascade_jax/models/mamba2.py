@@ -140,12 +140,7 @@ def _conv(
     time, back = raw.shape[1], window.shape[1]
     inputs = jnp.concatenate([window, raw], axis=1)
     owner = jnp.pad(ordinal, ((0, 0), (back, 0)))
-    total = raw * params["conv_w"][-1][None, None]
-    for lag in range(1, back + 1):
-        same = owner[:, back - lag : back - lag + time] == ordinal
-        tap = jnp.where(same[..., None], inputs[:, back - lag : back - lag + time], 0)
-        total = total + tap * params["conv_w"][back - lag][None, None]
-    out = jax.nn.silu(total + params["conv_b"][None, None])
+    out = conv_silu(inputs, owner, params["conv_w"], params["conv_b"])
     if time == 1:
         return out, jnp.where(real[:, :, None], inputs[:, 1:], window)
     end = jnp.max(jnp.where(real, jnp.arange(1, time + 1)[None], 0), axis=1)
@@ -153,6 +148,63 @@ def _conv(
     kept = jnp.take_along_axis(inputs, places[..., None], axis=1)
     own = jnp.take_along_axis(owner, places, axis=1) == ordinal[:, -1:]
     return out, jnp.where(own[..., None], kept, 0)
+
+
+@jax.custom_vjp
+def conv_silu(
+    inputs: Float[Array, "B S X"],
+    owner: Int[Array, "B S"],
+    weight: Float[Array, "W X"],
+    bias: Float[Array, "X"],
+) -> Float[Array, "B T X"]:
+    """Returns silu(sum_i weight[i] inputs[t + i] + bias), T = S - W + 1, where both have one owner.
+
+    The gradient is written out and fenced: left to itself XLA on CPU computes the sum again inside
+    each of its many uses.
+    """
+    return _conv_forward(inputs, owner, weight, bias)[0]
+
+
+def _taps(entry: Array, owner: Array, width: int) -> list[Array]:
+    """Returns the places 0.. W - 1 before each output, zero where another segment owns them."""
+    time = owner.shape[1] - width + 1
+    same = [owner[:, i : i + time] == owner[:, width - 1 :] for i in range(width)]
+    return [jnp.where(same[i][..., None], entry[:, i : i + time], 0) for i in range(width)]
+
+
+def _conv_sum(inputs: Array, owner: Array, weight: Array, bias: Array) -> Array:
+    taps = _taps(inputs, owner, weight.shape[0])
+    return (
+        sum(tap * row[None, None] for tap, row in zip(taps, weight, strict=True)) + bias[None, None]
+    )
+
+
+def _conv_forward(inputs: Array, owner: Array, weight: Array, bias: Array) -> tuple[Array, tuple]:
+    out = jax.nn.silu(_conv_sum(inputs, owner, weight, bias))
+    return jax.lax.optimization_barrier(out), (inputs, owner, weight, bias)
+
+
+def _conv_backward(saved: tuple, grad: Array) -> tuple[Array, None, Array, Array]:
+    inputs, owner, weight, bias = saved
+    width, time = weight.shape[0], grad.shape[1]
+    total = _conv_sum(inputs, owner, weight, bias)
+    gate = jax.nn.sigmoid(total)
+    grad = jax.lax.optimization_barrier(grad * gate * (1 + total * (1 - gate)))
+    d_weight = [jnp.sum(tap * grad, axis=(0, 1)) for tap in _taps(inputs, owner, width)]
+    # Seen from an input, the output i places on is there, and is owned alike or takes nothing.
+    late = jnp.pad(grad, ((0, 0), (width - 1, width - 1), (0, 0)))
+    owners = jnp.pad(owner, ((0, 0), (0, width - 1)), constant_values=-1)
+    d_inputs = jnp.zeros_like(inputs)
+    for i in range(width):
+        shift = width - 1 - i
+        same = owners[:, shift : shift + time + width - 1] == owner
+        moved = late[:, shift : shift + time + width - 1]
+        d_inputs += jnp.where(same[..., None], moved, 0) * weight[i][None, None]
+    d_inputs = jax.lax.optimization_barrier(d_inputs)
+    return d_inputs, None, jnp.stack(d_weight), grad.sum(axis=(0, 1))
+
+
+conv_silu.defvjp(_conv_forward, _conv_backward)
 
 
 def gated_norm(

@@ -50,13 +50,13 @@ def make_scorer(
         )
         logits = hybrid.logits(params, hidden, cfg)
         logprobs = distribution.token_logprobs(logits, batch.targets, **settings)
-        near = aux.router_margin < NEAR_TIE
-        if top_p < 1 or top_k is not None:
-            near |= distribution.nucleus_margin(logits, batch.targets, **settings) < NEAR_TIE
+        near_tie = _from_there_on(aux.router_margin < NEAR_TIE, batch)
+        if top_p < 1 or top_k is not None:  # a border of the nucleus touches its own token only
+            near_tie |= distribution.nucleus_margin(logits, batch.targets, **settings) < NEAR_TIE
         return Scored(
             logprobs,
             _entropy(jax.lax.stop_gradient(logits)),
-            _from_there_on(near, batch),
+            near_tie,
             aux.expert_load,
         )
 
