@@ -21,10 +21,10 @@ micro: SIZE := micro
 micro: cascade
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(STAMP) lint
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ''
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ def choose(arg, sizes):
 
 
 def mesh(**sizes):
-    """One device unless told otherwise, with the rules that lay every logical axis."""
+    """The rules that lay every logical axis over the mesh; axes not named have one device."""
     config = ConfigDict({axis: sizes.get(axis, 1) for axis in AXES})
     config.rules = ConfigDict(
         {
@@ -120,14 +120,12 @@ def run(model, *, mesh, tokenizer, order, stages, evaluation):
     return config
 
 
-def evaluation(count, **changes):
+def evaluation(count, generator="instruction", **changes):
     """Instruction following on held-out prompts: one answer each at temperature 1, and greedy."""
     return ConfigDict(
         {
             "domains": {
-                "instruction_following": generated(
-                    "instruction", count=count, split="heldout", seed=1
-                )
+                "instruction_following": generated(generator, count=count, split="heldout", seed=1)
             },
             "sampling": sampling(**changes),
             "greedy": True,

@@ -15,7 +15,7 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "grpo"
     config.parent = None
-    config.steps = 60
+    config.steps = 45
     config.microbatches = 1
     config.prompts_per_step = 32
     config.group_size = 8
@@ -30,9 +30,17 @@ def stage(**changes):
     config.max_sampler_gap = 1e-4  # float32; None for bfloat16 compute
     config.kl_coef = 0.0
     config.reward = ConfigDict({"workers": 1, "cpu_s": 2.0, "memory_mb": 1024})
-    config.optim = common.adamw(lr=3e-4, warmup_from=3e-5, frozen=("router", "correction_bias"))
+    config.optim = common.adamw(lr=6e-4, warmup_from=6e-5, frozen=("router", "correction_bias"))
     config.checkpoint = ConfigDict({"every_steps": 20, "keep": 2})
     config.rollouts_keep = "all"
+    config.update(changes)
+    return config
+
+
+def stage_micro(**changes):
+    """Prompts with a single constraint, for a model too small for several."""
+    config = stage(steps=40, prompts_per_step=16)
+    config.data = ConfigDict({"instruction": common.generated("instruction_single", count=2048)})
     config.update(changes)
     return config
 
@@ -50,23 +58,23 @@ def stage_nano(**changes):
 
 
 def get_config(arg=None):
-    model, block, mesh, tokenizer, count = common.choose(
+    model, block, mesh, tokenizer, evaluation = common.choose(
         arg,
         {
-            "tiny": (models.tiny(), stage(), common.mesh(), "tiny", 512),
+            "tiny": (models.tiny(), stage(), common.mesh(data=2), "tiny", common.evaluation(512)),
             "micro": (
                 models.micro(),
-                stage(steps=8, prompts_per_step=16),
-                common.mesh(),
+                stage_micro(),
+                common.mesh(data=2),
                 "tiny",
-                256,
+                common.evaluation(256, "instruction_single"),
             ),
             "nano_30b_a3b": (
                 models.nano_30b_a3b(),
                 stage_nano(),
                 common.mesh(fsdp=4, expert=16),
                 "checkpoints/nemotron_3_nano_base",
-                512,
+                common.evaluation(512),
             ),
         },
     )
@@ -76,5 +84,5 @@ def get_config(arg=None):
         tokenizer=tokenizer,
         order=("grpo",),
         stages=ConfigDict({"grpo": block}),
-        evaluation=common.evaluation(count),
+        evaluation=evaluation,
     )

@@ -18,7 +18,7 @@ def stage(**changes):
 
 
 def stage_micro():
-    return stage(steps=30, prompts_per_step=32)
+    return grpo.stage_micro(**DIFFERENCES)
 
 
 def stage_nano():

@@ -28,7 +28,9 @@ def stage(**changes):
 
 
 def stage_micro():
-    return stage(steps=80)
+    """Prompts with a single constraint, for a model too small for several."""
+    rows = common.generated("instruction_single", count=2048)
+    return stage(steps=160, data=ConfigDict({"instruction": rows}))
 
 
 def stage_nano():
@@ -44,17 +46,23 @@ def stage_nano():
 
 
 def get_config(arg=None):
-    model, block, mesh, tokenizer, count = common.choose(
+    model, block, mesh, tokenizer, evaluation = common.choose(
         arg,
         {
-            "tiny": (models.tiny(), stage(), common.mesh(), "tiny", 512),
-            "micro": (models.micro(), stage_micro(), common.mesh(), "tiny", 256),
+            "tiny": (models.tiny(), stage(), common.mesh(data=2), "tiny", common.evaluation(512)),
+            "micro": (
+                models.micro(),
+                stage_micro(),
+                common.mesh(data=2),
+                "tiny",
+                common.evaluation(256, "instruction_single"),
+            ),
             "nano_30b_a3b": (
                 models.nano_30b_a3b(),
                 stage_nano(),
                 common.mesh(fsdp=4, expert=16),
                 "checkpoints/nemotron_3_nano_base",
-                512,
+                common.evaluation(512),
             ),
         },
     )
@@ -64,5 +72,5 @@ def get_config(arg=None):
         tokenizer=tokenizer,
         order=("sft",),
         stages=ConfigDict({"sft": block}),
-        evaluation=common.evaluation(count),
+        evaluation=evaluation,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,44 @@ class ParamSpec:
         assert len(self.shape) == len(self.axes), (self.shape, self.axes)
 
 
-@runtime_checkable
-class Shard(Protocol):
-    def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array: ...
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Lays activations over a mesh by logical names; without a mesh it leaves them alone."""
+
+    mesh: Mesh | None = None
+    rules: RulesConfig | None = None
+
+    def __call__(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns `x` constrained to the sharding that the rules give its axes."""
+        if self.mesh is None or self.rules is None:
+            return x
+        laid = NamedSharding(self.mesh, partition(axes, self.rules))
+        return jax.lax.with_sharding_constraint(x, laid)
+
+    def local(
+        self,
+        function: Callable[..., jax.Array],
+        inputs: Sequence[tuple[str | None, ...]],
+        output: tuple[str | None, ...],
+    ) -> Callable[..., jax.Array]:
+        """Returns `function` applied by each device to its own part of inputs laid by these axes.
+
+        An axis named None is whole on every device; gradients of such inputs are summed.
+        """
+        if self.mesh is None or self.rules is None:
+            return function
+        parts = tuple(partition(axes, self.rules) for axes in inputs)
+        # Values are not tracked as varying or not: the hand-written gradients inside do not say it.
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=parts,
+            out_specs=partition(output, self.rules),
+            check_vma=False,
+        )
+
+
+no_shard = Shard()  # of one device
 
 
 def normal(std: float) -> Init:
@@ -100,19 +135,8 @@ def partition(axes: tuple[str | None, ...], rules: RulesConfig) -> PartitionSpec
 
 
 def make_shard(mesh: Mesh, rules: RulesConfig) -> Shard:
-    """Returns the function that constrains an activation; the identity on one device."""
-    if mesh.size == 1:
-        return lambda x, *axes: x
-
-    def shard(x: jax.Array, *axes: str | None) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition(axes, rules)))
-
-    return shard
-
-
-def no_shard(x: jax.Array, *axes: str | None) -> jax.Array:
-    """The `shard` of one device."""
-    return x
+    """Returns what lays activations over `mesh`; nothing to do on one device."""
+    return no_shard if mesh.size == 1 else Shard(mesh, rules)
 
 
 def param_shardings(specs: Any, mesh: Mesh, rules: RulesConfig) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +37,9 @@ def attention(
     shard: Shard,
     cache: dict[str, Array] | None = None,
 ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-    """Returns the mixed tokens and the keys and values of these tokens, zero on padding.
+    """Returns the mixed tokens and the keys and values [B, J, T, A] of these tokens, zero on padding.
 
-    With a cache {"k", "v": [B, S, J, A], "length": [B]} each token also sees the first `length`
+    With a cache {"k", "v": [B, J, S, A], "length": [B]} each token also sees the first `length`
     cached places of its row, as if they were of its own segment.
     """
     a = cfg.attention
@@ -58,7 +57,7 @@ def attention(
     else:
         mixed = _attend(q, k, v, _visible(segment_ids, segment_ids, 0))
     out = project(mixed.reshape(rows, time, -1), params["w_o"])
-    return out, {"k": k, "v": v}
+    return out, {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
 
 
 def _visible(
@@ -91,19 +90,29 @@ def _attend_cached(
     cache: dict[str, Array],
 ) -> Float[Array, "B T J G A"]:
     """Attends to the cached places and to the new tokens under one softmax, joining neither."""
-    places = cache["k"].shape[1]
-    old = jnp.arange(places)[None, :] < cache["length"][:, None]  # [B, S]
-    new = _visible(segment_ids, segment_ids, 0)
-    scale = 1 / math.sqrt(q.shape[-1])
-    score = partial(jnp.einsum, "btjga,bsja->bjgts", preferred_element_type=jnp.float32)
-    past = jnp.where(old[:, None, None, None], score(q, cache["k"]) * scale, NEGATIVE)
-    here = jnp.where(new[:, None, None], score(q, k) * scale, NEGATIVE)
+    rows, time, heads, group, width = q.shape
+    q = jnp.moveaxis(q, 1, 3).reshape(rows, heads, group * time, width) / math.sqrt(width)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    old = jnp.arange(cache["k"].shape[2])[None, :] < cache["length"][:, None]  # [B, S]
+    new = jnp.tile(_visible(segment_ids, segment_ids, 0), (1, group, 1))
+    past = jnp.where(old[:, None, None], _scores(q, cache["k"]), NEGATIVE)
+    here = jnp.where(new[:, None], _scores(q, k), NEGATIVE)
     top = jnp.maximum(past.max(-1, keepdims=True), here.max(-1, keepdims=True))
     past, here = jnp.exp(past - top), jnp.exp(here - top)
-    total = past.sum(-1) + here.sum(-1)
-    mix = partial(jnp.einsum, "bjgts,bsja->btjga")
-    mixed = mix(past.astype(v.dtype), cache["v"]) + mix(here.astype(v.dtype), v)
-    return (mixed / total.transpose(0, 3, 1, 2)[..., None]).astype(v.dtype)
+    total = past.sum(-1, keepdims=True) + here.sum(-1, keepdims=True)
+    mixed = _mix(past.astype(v.dtype), cache["v"]) + _mix(here.astype(v.dtype), v)
+    mixed = (mixed / total).astype(v.dtype).reshape(rows, heads, group, time, width)
+    return jnp.moveaxis(mixed, 3, 1)
+
+
+def _scores(q: Float[Array, "B J X A"], k: Float[Array, "B J S A"]) -> Float[Array, "B J X S"]:
+    both = (((3,), (3,)), ((0, 1), (0, 1)))  # the many keys first: the faster order on CPU
+    return jax.lax.dot_general(k, q, both, preferred_element_type=jnp.float32).swapaxes(2, 3)
+
+
+def _mix(probs: Float[Array, "B J X S"], v: Float[Array, "B J S A"]) -> Float[Array, "B J X A"]:
+    # In this order neither operand is transposed; an einsum swaps them and copies every value.
+    return jax.lax.dot_general(probs, v, (((3,), (2,)), ((0, 1), (0, 1))))
 
 
 def _attend_in_blocks(

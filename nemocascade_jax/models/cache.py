@@ -16,10 +16,11 @@ Layers = list[list[dict[str, Array]]]
 
 @flax.struct.dataclass
 class Cache:
-    """Per unit and letter a dict, each array with a leading axis of the unit's repeats, then rows.
+    """Per unit and letter a dict, each array with a leading axis of the unit's repeats, then rows; a
+    pattern that runs unrolled counts as one unit.
 
     `M`: "conv" [repeats, B, W - 1, X] inputs of the convolution, oldest first, and "ssm"
-    [repeats, B, M, P, N] float32; `*`: "k" and "v" [repeats, B, S, J, A]; others: nothing. S places
+    [repeats, B, M, P, N] float32; `*`: "k" and "v" [repeats, B, J, S, A]; others: nothing. S places
     are there for `length` tokens: a write at or past S is lost, so callers stop a row before it.
     """
 
@@ -29,7 +30,7 @@ class Cache:
     @property
     def places(self) -> int | None:
         """How many tokens a row can hold; None without attention, whose state has no end."""
-        sizes = [entry["k"].shape[2] for unit in self.layers for entry in unit if "k" in entry]
+        sizes = [entry["k"].shape[3] for unit in self.layers for entry in unit if "k" in entry]
         return sizes[0] if sizes else None
 
 
@@ -54,7 +55,7 @@ def _empty(letter: str, cfg: ModelConfig, lead: tuple[int, int], max_len: int) -
     if letter == "*":
         a = cfg.attention
         assert a is not None
-        shape = (*lead, max_len, a.kv_heads, a.head_dim)
+        shape = (*lead, a.kv_heads, max_len, a.head_dim)
         return {"k": jnp.zeros(shape), "v": jnp.zeros(shape)}
     return {}
 
@@ -65,7 +66,7 @@ def filled(layers: Layers, lengths: Int[Array, "B"], max_len: int) -> Cache:
     def widen(name: str, entry: Array) -> Array:
         if name not in ("k", "v"):
             return entry
-        return jnp.pad(entry, ((0, 0), (0, 0), (0, max_len - entry.shape[2]), (0, 0), (0, 0)))
+        return jnp.pad(entry, ((0, 0), (0, 0), (0, 0), (0, max_len - entry.shape[3]), (0, 0)))
 
     wide = [[{n: widen(n, a) for n, a in entry.items()} for entry in unit] for unit in layers]
     return Cache(layers=wide, length=lengths.astype(jnp.int32))
@@ -78,13 +79,14 @@ def advanced(cache: Cache, updates: Layers, active: Bool[Array, "B"]) -> Cache:
     def one(old: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
         if "k" not in old:
             return new
-        place = jnp.where(active, cache.length, old["k"].shape[2])  # past the end: not written
-        return {
-            name: old[name]
-            .at[:, rows, place]
-            .set(new[name][:, :, 0].astype(old[name].dtype), mode="drop")
-            for name in old
-        }
+        place = jnp.where(active, cache.length, old["k"].shape[3])  # past the end: not written
+        written = {}
+        for name, entry in old.items():
+            token = jnp.moveaxis(new[name][:, :, :, 0], 1, 0).astype(
+                entry.dtype
+            )  # [B, repeats, J, A]
+            written[name] = entry.at[:, rows, :, place].set(token, mode="drop")
+        return written
 
     layers = [
         [one(old, new) for old, new in zip(*pair, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache as memo
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,14 @@ from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.dispatch import GroupedImpl
 from nemocascade_jax.models import layers
 from nemocascade_jax.models.attention import attention, attention_specs
-from nemocascade_jax.models.cache import Cache, Layers, advanced, filled, fork_cache, init_layers
+from nemocascade_jax.models.cache import (
+    Cache,
+    Layers,
+    advanced,
+    filled,
+    fork_cache,
+    init_layers,
+)
 from nemocascade_jax.models.layers import logits
 from nemocascade_jax.models.mamba2 import mamba2, mamba2_specs
 from nemocascade_jax.models.moe import Routing, moe, moe_specs
@@ -151,7 +158,8 @@ def forward(
 
 def init_cache(cfg: ModelConfig, batch: int, max_len: int) -> Cache:
     """Returns an empty cache with room for `max_len` tokens a row."""
-    empty = init_layers(cfg, cut_pattern(cfg.pattern), batch, max_len)
+    units = ((cfg.pattern, 1),) if _unrolled(cfg.pattern) else cut_pattern(cfg.pattern)
+    empty = init_layers(cfg, units, batch, max_len)
     return Cache(layers=empty, length=jnp.zeros((batch,), jnp.int32))
 
 
@@ -210,26 +218,37 @@ def _run_layers(
     """Runs every unit over its repeats; returns the stream, each layer's state, and the routing."""
     states: Layers = []
     routed: list[Routing] = []
-    length = None if cache is None else cache.length
-    short = len(mode.cfg.pattern) <= UNROLLED_LAYERS
-    for u, (unit, repeats) in enumerate(cut_pattern(mode.cfg.pattern)):
 
-        def body(x: Array, entry: tuple, unit: str = unit) -> tuple[Array, tuple]:
-            return _run_unit(unit, entry, x, segment_ids, mode, length=length)
+    def run(x: Array, entry: tuple, unit: str) -> tuple[Array, tuple]:
+        length = None if cache is None else cache.length
+        return _run_unit(unit, entry, x, segment_ids, mode, length=length)
 
-        if mode.remat == "full":
-            body = jax.checkpoint(body)
-        entry = (params["units"][u], None if cache is None else cache.layers[u])
-        if repeats == 1:
-            x, out = body(x, jax.tree.map(lambda leaf: leaf[0], entry))
-            out = jax.tree.map(lambda leaf: leaf[None], out)
-        else:
-            unroll = repeats if short else 1
-            x, out = jax.lax.scan(body, x, entry, unroll=unroll)
-        states.append(out[0])
-        if out[1] is not None:
-            routed.append(out[1])
+    if mode.remat == "full":
+        run = jax.checkpoint(run, static_argnums=2)
+    if _unrolled(mode.cfg.pattern):
+        flat: list[dict[str, Array]] = []
+        for u, (unit, repeats) in enumerate(cut_pattern(mode.cfg.pattern)):
+            for repeat in range(repeats):
+                caches = cache and _pick(cache.layers[0][len(flat) : len(flat) + len(unit)], 0)
+                x, out = run(x, (_pick(params["units"][u], repeat), caches), unit)
+                new, routing = jax.tree.map(lambda leaf: leaf[None], out)
+                flat += new
+                routed += [routing] if routing is not None else []
+        return x, [flat], _aux(routed, segment_ids, mode.cfg)
+    for u, (unit, _) in enumerate(cut_pattern(mode.cfg.pattern)):
+        entry = (params["units"][u], cache and cache.layers[u])
+        x, (new, routing) = jax.lax.scan(lambda x, entry, unit=unit: run(x, entry, unit), x, entry)
+        states.append(new)
+        routed += [routing] if routing is not None else []
     return x, states, _aux(routed, segment_ids, mode.cfg)
+
+
+def _pick(tree: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def _unrolled(pattern: str) -> bool:
+    return len(pattern) <= UNROLLED_LAYERS
 
 
 def _run_unit(
@@ -274,9 +293,9 @@ def _aux(routed: list[Routing], segment_ids: Int[Array, "B T"], cfg: ModelConfig
         margin = jnp.full(segment_ids.shape, jnp.inf, jnp.float32)
         return Aux(jnp.zeros((0, 0), jnp.int32), margin, None)
 
-    def joined(leaves: list[Array]) -> Array:
+    def per_layer(leaves: list[Array]) -> Array:
         return jnp.concatenate([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])
 
-    load, ids = (joined([getattr(r, name) for r in routed]) for name in ("load", "expert_ids"))
-    margin = joined([r.margin for r in routed]).min(axis=0)
+    load, ids = (per_layer([getattr(r, name) for r in routed]) for name in ("load", "expert_ids"))
+    margin = per_layer([r.margin for r in routed]).min(axis=0)
     return Aux(load, margin, ids)

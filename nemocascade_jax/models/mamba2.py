@@ -108,10 +108,10 @@ def segment_ordinals(segment_ids: Int[Array, "B T"], *, carried: bool) -> Int[Ar
     starts = (segment_ids != before) & (segment_ids > 0)
     if carried:
         starts = starts.at[:, 0].set(False)
-    within = _chunked(starts, -starts.shape[1] % COUNTED, COUNTED)
-    within = _running_sum(within[..., None])[..., 0]
-    totals = _running_sum(within[:, None, :, -1:])[:, 0]
-    counted = within + totals - within[:, :, -1:]
+    cut = _chunked(starts, -starts.shape[1] % COUNTED, COUNTED)[..., None]  # [B, chunks, C, 1]
+    totals = cut.sum(axis=2)[:, None]
+    before = _running_sum(totals) - totals
+    counted = _running_sum(cut.at[:, :, 0].add(before[:, 0]))
     return counted.reshape(starts.shape[0], -1)[:, : starts.shape[1]].astype(jnp.int32)
 
 
@@ -159,8 +159,8 @@ def conv_silu(
 ) -> Float[Array, "B T X"]:
     """Returns silu(sum_i weight[i] inputs[t + i] + bias), T = S - W + 1, where both have one owner.
 
-    The gradient is written out and fenced: left to itself XLA on CPU computes the sum again inside
-    each of its many uses.
+    Value and gradient end in a division, which XLA on CPU computes once; what ends in a product it
+    computes again, sum and all, inside each of its uses.
     """
     return _conv_forward(inputs, owner, weight, bias)[0]
 
@@ -180,16 +180,16 @@ def _conv_sum(inputs: Array, owner: Array, weight: Array, bias: Array) -> Array:
 
 
 def _conv_forward(inputs: Array, owner: Array, weight: Array, bias: Array) -> tuple[Array, tuple]:
-    out = jax.nn.silu(_conv_sum(inputs, owner, weight, bias))
-    return jax.lax.optimization_barrier(out), (inputs, owner, weight, bias)
+    total = _conv_sum(inputs, owner, weight, bias)
+    return total / (1 + jnp.exp(-total)), (inputs, owner, weight, bias)
 
 
 def _conv_backward(saved: tuple, grad: Array) -> tuple[Array, None, Array, Array]:
     inputs, owner, weight, bias = saved
     width, time = weight.shape[0], grad.shape[1]
     total = _conv_sum(inputs, owner, weight, bias)
-    gate = jax.nn.sigmoid(total)
-    grad = jax.lax.optimization_barrier(grad * gate * (1 + total * (1 - gate)))
+    closing = 1 + jnp.exp(-total)  # silu' = (1 + total (1 - 1 / closing)) / closing
+    grad = grad * (1 + total * (1 - 1 / closing)) / closing
     d_weight = [jnp.sum(tap * grad, axis=(0, 1)) for tap in _taps(inputs, owner, width)]
     # Seen from an input, the output i places on is there, and is owned alike or takes nothing.
     late = jnp.pad(grad, ((0, 0), (width - 1, width - 1), (0, 0)))
@@ -200,7 +200,6 @@ def _conv_backward(saved: tuple, grad: Array) -> tuple[Array, None, Array, Array
         same = owners[:, shift : shift + time + width - 1] == owner
         moved = late[:, shift : shift + time + width - 1]
         d_inputs += jnp.where(same[..., None], moved, 0) * weight[i][None, None]
-    d_inputs = jax.lax.optimization_barrier(d_inputs)
     return d_inputs, None, jnp.stack(d_weight), grad.sum(axis=(0, 1))
 
 
@@ -238,7 +237,8 @@ def ssd_step(
     else:
         new = jnp.exp(decay[:, 0])[..., None, None] * state + pushed
         new = jnp.where(real[:, 0, None, None, None], new, state)
-    return jnp.sum(new * c[:, :, None], axis=-1)[:, None], new
+    read = jax.lax.dot_general(new, c, (((3,), (2,)), ((0, 1), (0, 1))))  # [B, M, P]
+    return read[:, None], new
 
 
 def ssd(

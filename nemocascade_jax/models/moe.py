@@ -59,20 +59,20 @@ def moe(
     """Returns routed plus shared experts, and the routing. Padding reaches no routed expert."""
     m = cfg.moe
     assert m is not None
-    rows, time, _ = x.shape
     routing = route(params, x, segment_ids, m)
     real = (segment_ids > 0)[..., None]
-    sent = jnp.where(real, routing.expert_ids, m.experts).reshape(-1, m.top_k)
+    sent = jnp.where(real, routing.expert_ids, m.experts)
     inside = project(x, params["latent_in"]) if m.latent else x
-    routed = dispatch.routed_experts(
-        inside.reshape(rows * time, -1),
-        sent,
-        routing.weights.reshape(-1, m.top_k),
-        params["w_up"],
-        params["w_down"],
-        grouped_impl=grouped_impl,
-    )
-    out = shard(routed.reshape(rows, time, -1), "batch", "seq", None)
+
+    def routed_here(x: Array, sent: Array, weights: Array, w_up: Array, w_down: Array) -> Array:
+        flat = (entry.reshape(-1, entry.shape[2]) for entry in (x, sent, weights))
+        out = dispatch.routed_experts(*flat, w_up, w_down, grouped_impl=grouped_impl)
+        return out.reshape(x.shape)
+
+    # Each device sorts and multiplies its own tokens, with the whole of the experts at hand.
+    tokens, whole = ("batch", "seq", None), (None, None, None)
+    local = shard.local(routed_here, (tokens, tokens, tokens, whole, whole), tokens)
+    out = local(inside, sent, routing.weights, params["w_up"], params["w_down"])
     if m.latent:
         out = project(out, params["latent_out"])
     if m.shared_inner:

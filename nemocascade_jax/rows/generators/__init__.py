@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from nemocascade_jax.rows.generators import instruction
@@ -16,9 +17,15 @@ class Generator(NamedTuple):
     conversations: Callable[[str, int, int], Iterator[Conversation]]
 
 
+# Demonstrations come from a writer who forgets 3 of 10 constraints, so that SFT on them leaves
+# something for RL to learn; the writer of "instruction_exact" never forgets one.
 GENERATORS: dict[str, Generator] = {
-    # The demonstrations of "instruction" come from a writer who forgets 3 of 10 constraints, so
-    # that SFT on them leaves something for RL to learn; "instruction_exact" never forgets one.
-    "instruction": Generator(instruction.generate, instruction.forgetful(0.3)),
-    "instruction_exact": Generator(instruction.generate, instruction.forgetful(0.0)),
+    "instruction": Generator(instruction.generate, partial(instruction.demonstrations, slip=0.3)),
+    "instruction_exact": Generator(
+        instruction.generate, partial(instruction.demonstrations, slip=0.0)
+    ),
+    "instruction_single": Generator(
+        partial(instruction.generate, wanted=(1,)),
+        partial(instruction.demonstrations, wanted=(1,), slip=0.3),
+    ),
 }

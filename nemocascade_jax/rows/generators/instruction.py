@@ -7,10 +7,9 @@ published file schema; `demonstrations` gives the same prompts with a written an
 
 from __future__ import annotations
 
-import functools
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nemocascade_jax.rows.generators import short_texts
@@ -20,6 +19,7 @@ from nemocascade_jax.rows.schema import parse_row
 AGENT = "instruction_following_simple_agent"
 SPLITS = ("train", "heldout")
 HELDOUT_SHARE = 8  # one prompt in so many is held out
+WANTED = (1, 2, 2, 3)  # the number of a prompt's tasks is drawn from these
 
 
 class Task(NamedTuple):
@@ -36,14 +36,19 @@ def split_of(prompt: str) -> str:
     return "heldout" if zlib.crc32(prompt.encode()) % HELDOUT_SHARE == 0 else "train"
 
 
-def prompts(split: str, count: int, seed: int) -> Iterator[tuple[str, str, list[Task]]]:
-    """Yields `count` distinct (prompt, topic, tasks) of one split, the same on every machine."""
+def prompts(
+    split: str, count: int, seed: int, wanted: Sequence[int] = WANTED
+) -> Iterator[tuple[str, str, list[Task]]]:
+    """Yields `count` distinct (prompt, topic, tasks) of one split, the same on every machine.
+
+    `wanted` is what the number of tasks of a prompt is drawn from.
+    """
     if split not in SPLITS:
         raise RowError(f"instruction prompts: split {split!r} is none of {SPLITS}")
     rng = random.Random(f"instruction {split} {seed}")
     seen: set[str] = set()
     while len(seen) < count:
-        topic, tasks = _draw(rng)
+        topic, tasks = _draw(rng, wanted)
         opening = rng.choice(("Write about the", "Tell me about the"))
         prompt = " ".join([f"{opening} {topic}.", *(task.text for task in tasks)])
         if prompt not in seen and split_of(prompt) == split:
@@ -64,33 +69,30 @@ def file_object(prompt: str, tasks: list[Task], index: int) -> dict[str, Any]:
     }
 
 
-def generate(split: str, count: int, seed: int) -> Iterator[Row]:
+def generate(split: str, count: int, seed: int, wanted: Sequence[int] = WANTED) -> Iterator[Row]:
     """Yields `count` rows of distinct prompts."""
-    for index, (prompt, _, tasks) in enumerate(prompts(split, count, seed)):
+    for index, (prompt, _, tasks) in enumerate(prompts(split, count, seed, wanted)):
         yield parse_row(file_object(prompt, tasks, index), f"instruction:{split}:{index}")
 
 
-def demonstrations(split: str, count: int, seed: int, slip: float) -> Iterator[Conversation]:
+def demonstrations(
+    split: str, count: int, seed: int, slip: float, wanted: Sequence[int] = WANTED
+) -> Iterator[Conversation]:
     """Yields the prompts of `generate`, answered by one who forgets constraints at rate `slip`."""
     if not 0 <= slip <= 1:
         raise RowError(f"instruction demonstrations: slip {slip} is not between 0 and 1")
     rng = random.Random(f"instruction answers {split} {seed}")
-    for index, (prompt, topic, tasks) in enumerate(prompts(split, count, seed)):
+    for index, (prompt, topic, tasks) in enumerate(prompts(split, count, seed, wanted)):
         kept = {task.kind: task.kwargs for task in tasks if rng.random() >= slip}
         turns = (Message("user", prompt), Message("assistant", short_texts.write(rng, topic, kept)))
         yield Conversation(turns, "instruction_following", f"instruction:{split}:{index}")
 
 
-def forgetful(slip: float) -> Callable[[str, int, int], Iterator[Conversation]]:
-    """Returns `demonstrations` with its slip rate filled in."""
-    return functools.partial(demonstrations, slip=slip)
-
-
-def _draw(rng: random.Random) -> tuple[str, list[Task]]:
-    """Draws a topic and one to three tasks that one answer can meet together."""
+def _draw(rng: random.Random, numbers: Sequence[int]) -> tuple[str, list[Task]]:
+    """Draws a topic and as many tasks as one of `numbers`, which one answer can meet together."""
     topic = rng.choice(short_texts.TOPICS)
     words = iter(rng.sample(short_texts.KEYWORDS, 6))
-    wanted = rng.choice((1, 2, 2, 3))
+    wanted = rng.choice(numbers)
     tasks: list[Task] = []
     claimed: set[str] = set()
     for kind in rng.sample(sorted(KINDS), len(KINDS)):
