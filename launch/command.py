@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import logging
 import os
 import pathlib
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -72,9 +74,24 @@ def start_jax(mesh: Any = None) -> None:
 
     if mesh is not None and (devices := _product(mesh.shape.values())) > 1:
         jax.config.update("jax_num_cpu_devices", devices)
+    _quiet_libraries()
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     jax.config.update("jax_compilation_cache_dir", str(cache / "nemocascade_jax" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _quiet_libraries() -> None:
+    """Keeps libraries from printing what reaches us as an exception or does not matter."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax prints each fault, then raises it
+    warnings.filterwarnings("ignore", message=r"Error \w+ persistent compilation cache entry")
+    show = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        # A write that fails after its event loop has ended: the fault itself is raised by orbax.
+        if str(found.exc_value) != "Event loop is closed":
+            show(found)
+
+    sys.unraisablehook = hook
 
 
 def _product(sizes: Any) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from crafted import tiny_hybrid_config
 
+from nemocascade_jax.models import layers
 from nemocascade_jax.models import mamba2 as room
 from nemocascade_jax.sharding import no_shard
 from tolerances import GRAD_F32, ORDER_F32, SAME_F32
@@ -191,3 +192,39 @@ def test_gated_norm_gates_first_and_norms_each_group():
     flipped = room.gated_norm(y, jnp.asarray([[[1.0, -1.0, 1.0, 1.0]]]), jnp.ones(4), 2, 0.0)
     assert flipped[0, 0, 1] < 0
     assert abs(float(flipped[0, 0, 0])) > abs(float(out[0, 0, 0]))
+
+
+def plain_conv(inputs, owner, weight, bias):
+    width, time = weight.shape[0], inputs.shape[1] - weight.shape[0] + 1
+    total = jnp.broadcast_to(bias[None, None], (inputs.shape[0], time, bias.shape[0]))
+    for i in range(width):
+        same = (owner[:, i : i + time] == owner[:, width - 1 :])[..., None]
+        total = total + jnp.where(same, inputs[:, i : i + time], 0) * weight[i][None, None]
+    return jax.nn.silu(total)
+
+
+def plain_norm(x, weight):
+    halves = x.reshape(*x.shape[:-1], 2, -1)
+    halves = halves / jnp.sqrt(jnp.mean(halves**2, axis=-1, keepdims=True) + 1e-5)
+    return halves.reshape(x.shape) * jnp.broadcast_to(weight, x.shape)
+
+
+def test_handwritten_gradients_match_derived_ones(rng):
+    x, gate = jnp.asarray(rng.normal(size=(2, 2, 9, 6)), jnp.float32)
+    gate = gate.at[0, 0].set(-200.0).at[0, 1].set(200.0)  # exp overflows, the gradient may not
+    weight = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32)
+    owner = jnp.asarray([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0] * 9])
+    matrix = jnp.asarray(rng.normal(size=(6, 5)), jnp.float32)
+    pairs = [
+        (room.conv_silu, plain_conv, (x, owner, weight, weight[0])),
+        (lambda x, w: layers.grouped_norm(x, w, 2, 1e-5), plain_norm, (x, weight[0])),
+        (layers.silu_product, lambda x, g: x * jax.nn.silu(g), (x, gate)),
+        (layers.project, lambda x, w: x @ w, (x, matrix)),
+    ]
+    for written, plain, entries in pairs:
+        floats = tuple(i for i, entry in enumerate(entries) if entry.dtype == jnp.float32)
+        results = []
+        for function in (written, plain):
+            total = jax.value_and_grad(lambda *e, f=function: jnp.sum(jnp.sin(f(*e))), floats)
+            results.append(jax.jit(total)(*entries))
+        jax.tree.map(lambda a, b: near(a, b, *GRAD_F32), *results)

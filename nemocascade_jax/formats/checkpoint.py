@@ -20,6 +20,13 @@ from nemocascade_jax.errors import InputError
 from nemocascade_jax.state import HostState, TrainState
 
 
+SAVING = (
+    "the checkpoints before it are whole: free space or raise the file-size limit, "
+    "then run the same command again"
+)
+RESTORING = "it is damaged or of another model: remove it to go on from the one before"
+
+
 class FilesHandler(ocp.CheckpointHandler):
     """Stores small files as they are, so that a person and other programs can read them."""
 
@@ -76,7 +83,7 @@ class Checkpoints:
     def save(self, state: TrainState, host: HostState, files: dict[str, bytes]) -> None:
         """Starts saving; a fault of the save before it is raised here."""
         optimizer = {"opt_state": state.opt_state, "step": state.step, "cursor": state.cursor}
-        with _faults_named(self.folder):
+        with _faults_named(self.folder, SAVING):
             self._manager.save(
                 host.step,
                 args=ocp.args.Composite(
@@ -89,7 +96,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when every save is on disk."""
-        with _faults_named(self.folder):
+        with _faults_named(self.folder, SAVING):
             self._manager.wait_until_finished()
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, HostState]:
@@ -100,7 +107,7 @@ class Checkpoints:
             "step": abstract.step,
             "cursor": abstract.cursor,
         }
-        with _faults_named(self.folder / str(step)):
+        with _faults_named(self.folder / str(step), RESTORING):
             found = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -119,7 +126,7 @@ class Checkpoints:
 def load_params(folder: pathlib.Path, like: Any) -> Any:
     """Returns the parameters of a step folder, with the shapes and shardings of `like`."""
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    with _faults_named(folder), ocp.StandardCheckpointer() as checkpointer:
+    with _faults_named(folder, RESTORING), ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(folder.resolve() / "params", abstract)
 
 
@@ -142,15 +149,14 @@ def load_model_files(folder: pathlib.Path) -> tuple[ModelConfig, dict[str, bytes
 class _faults_named:
     """Turns a fault of storage into one line that names the folder; nothing else is caught."""
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path, remedy: str):
+        self.folder, self.remedy = folder, remedy
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ValueError | OSError | KeyError) and not isinstance(error, InputError):
-            first = " ".join(str(error).split())[:400]
-            raise InputError(
-                f"checkpoint {self.folder}: {type(error).__name__}: {first}"
-            ) from error
+            said = " ".join(str(error).split())
+            cause = said if len(said) <= 500 else f"{said[:300]} ... {said[-200:]}"
+            raise InputError(f"checkpoint {self.folder}: {cause}; {self.remedy}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,63 @@ def rms_norm(
     x: Float[Array, "... D"], weight: Float[Array, "D"], eps: float
 ) -> Float[Array, "... D"]:
     """Divides by the root mean square of the last dimension and scales, both in float32."""
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return (wide * spread(weight, wide)).astype(x.dtype)
+    return grouped_norm(x.astype(jnp.float32), weight.astype(jnp.float32), 1, eps).astype(x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def grouped_norm(
+    x: Float[Array, "... D"], weight: Float[Array, "D"], groups: int, eps: float
+) -> Float[Array, "... D"]:
+    """Returns x r weight with r = (mean over a group of x^2 + eps)^-1/2, each group by itself.
+
+    With g = d out weight: d x = r (g - x r^2 mean(g x)), d weight = sum d out x r; only x is kept.
+    """
+    return x * _inverse_rms(x, groups, eps) * spread(weight, x)
+
+
+def _group_mean(x: Array, groups: int) -> Array:
+    """Returns the mean of each group of features, repeated over the group."""
+    means = jnp.mean(x.reshape(*x.shape[:-1], groups, -1), axis=-1, keepdims=True)
+    return jnp.broadcast_to(means, (*means.shape[:-1], x.shape[-1] // groups)).reshape(x.shape)
+
+
+def _inverse_rms(x: Array, groups: int, eps: float) -> Array:
+    return jax.lax.rsqrt(_group_mean(jnp.square(x), groups) + eps)
+
+
+def _norm_forward(x: Array, weight: Array, groups: int, eps: float) -> tuple[Array, tuple]:
+    return grouped_norm(x, weight, groups, eps), (x, weight)
+
+
+def _norm_backward(groups: int, eps: float, saved: tuple, grad: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    inverse = _inverse_rms(x, groups, eps)
+    scaled = grad * spread(weight, x)
+    d_x = inverse * (scaled - x * jnp.square(inverse) * _group_mean(scaled * x, groups))
+    d_weight = jnp.sum((grad * x * inverse).reshape(-1, x.shape[-1]), axis=0)
+    return d_x, d_weight
+
+
+grouped_norm.defvjp(_norm_forward, _norm_backward)
+
+
+@jax.custom_vjp
+def silu_product(x: Float[Array, "*shape"], gate: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns x silu(gate); the gradient keeps nothing but the two inputs."""
+    return x * gate / (1 + jnp.exp(-gate))
+
+
+def _product_forward(x: Array, gate: Array) -> tuple[Array, tuple[Array, Array]]:
+    return silu_product(x, gate), (x, gate)
+
+
+def _product_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, gate = saved
+    closing = 1 + jnp.exp(-gate)
+    return grad * gate / closing, grad * x * (1 + gate * (1 - 1 / closing)) / closing
+
+
+silu_product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp

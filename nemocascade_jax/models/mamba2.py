@@ -13,7 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from nemocascade_jax.config import MambaConfig, ModelConfig
-from nemocascade_jax.models.layers import kaiming_uniform, linear, norm_spec, project, spread
+from nemocascade_jax.models.layers import (
+    grouped_norm,
+    kaiming_uniform,
+    linear,
+    norm_spec,
+    project,
+    silu_product,
+    spread,
+)
 from nemocascade_jax.sharding import Init, Params, ParamSpec, Shard, constant
 
 COUNTED = 64  # places counted by one product
@@ -214,10 +222,8 @@ def gated_norm(
     eps: float,
 ) -> Float[Array, "B T I"]:
     """Returns RMSNorm(y silu(gate)), each group of channels by itself, in float32."""
-    gated = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
-    split = gated.reshape(*gated.shape[:2], groups, -1)
-    split = split * jax.lax.rsqrt(jnp.mean(jnp.square(split), axis=-1, keepdims=True) + eps)
-    return split.reshape(gated.shape) * spread(weight, gated)
+    gated = silu_product(y.astype(jnp.float32), gate.astype(jnp.float32))
+    return grouped_norm(gated, weight.astype(jnp.float32), groups, eps)
 
 
 def ssd_step(
