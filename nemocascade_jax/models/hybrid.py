@@ -229,15 +229,20 @@ def _run_layers(
         flat: list[dict[str, Array]] = []
         for u, (unit, repeats) in enumerate(cut_pattern(mode.cfg.pattern)):
             for repeat in range(repeats):
-                caches = cache and _pick(cache.layers[0][len(flat) : len(flat) + len(unit)], 0)
+                here = slice(len(flat), len(flat) + len(unit))
+                caches = None if cache is None else _pick(cache.layers[0][here], 0)
                 x, out = run(x, (_pick(params["units"][u], repeat), caches), unit)
                 new, routing = jax.tree.map(lambda leaf: leaf[None], out)
                 flat += new
                 routed += [routing] if routing is not None else []
         return x, [flat], _aux(routed, segment_ids, mode.cfg)
     for u, (unit, _) in enumerate(cut_pattern(mode.cfg.pattern)):
-        entry = (params["units"][u], cache and cache.layers[u])
-        x, (new, routing) = jax.lax.scan(lambda x, entry, unit=unit: run(x, entry, unit), x, entry)
+
+        def body(x: Array, entry: tuple, unit: str = unit) -> tuple[Array, tuple]:
+            return run(x, entry, unit)
+
+        entry = (params["units"][u], None if cache is None else cache.layers[u])
+        x, (new, routing) = jax.lax.scan(body, x, entry)
         states.append(new)
         routed += [routing] if routing is not None else []
     return x, states, _aux(routed, segment_ids, mode.cfg)

@@ -65,8 +65,8 @@ def moe(
     inside = project(x, params["latent_in"]) if m.latent else x
 
     def routed_here(x: Array, sent: Array, weights: Array, w_up: Array, w_down: Array) -> Array:
-        flat = (entry.reshape(-1, entry.shape[2]) for entry in (x, sent, weights))
-        out = dispatch.routed_experts(*flat, w_up, w_down, grouped_impl=grouped_impl)
+        rows, ids, shares = (entry.reshape(-1, entry.shape[2]) for entry in (x, sent, weights))
+        out = dispatch.routed_experts(rows, ids, shares, w_up, w_down, grouped_impl=grouped_impl)
         return out.reshape(x.shape)
 
     # Each device sorts and multiplies its own tokens, with the whole of the experts at hand.
