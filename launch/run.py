@@ -32,4 +32,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    command.use_huge_pages()
     command.run(main)

@@ -103,7 +103,9 @@ def _accumulate(loss_sum: LossSum, params: Any, batch: Batch, microbatches: int)
         added = jax.tree.map(jnp.add, (old_grads, old_total, old_sums), (grads, total, sums))
         return (*added, jax.tree.map(jnp.maximum, old_largest, largest)), None
 
-    shapes = jax.eval_shape(one, dataclasses.replace(batch, **{name: value[0] for name, value in parts.items()}))
+    shapes = jax.eval_shape(
+        one, dataclasses.replace(batch, **{name: value[0] for name, value in parts.items()})
+    )
     grads, total, sums, largest = shapes
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (grads, total, sums))
     lowest = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -jnp.inf, leaf.dtype), largest)

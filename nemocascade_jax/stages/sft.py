@@ -41,7 +41,9 @@ def make_collect(config: SFTConfig, io: StageIO) -> Callable[[TrainState], Colle
         found = next_batch(int(state.cursor))
         arrays: dict[str, Any] = found.arrays
         batch = Batch(**arrays)
-        metrics: dict[str, float | int | str] = {f"data/{name}": value for name, value in found.counters.items()}
+        metrics: dict[str, float | int | str] = {
+            f"data/{name}": value for name, value in found.counters.items()
+        }
         metrics |= {
             "data/examples": int(batch.drawn) - found.counters["dropped"],
             "data/fill": float((batch.segment_ids > 0).mean()),
