@@ -19,7 +19,6 @@ from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.state import HostState, TrainState
 
-
 SAVING = (
     "the checkpoints before it are whole: free space or raise the file-size limit, "
     "then run the same command again"
