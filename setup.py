@@ -32,6 +32,7 @@ CORE = [
 
 TEST = [
     "pytest>=8",
+    "pytest-xdist>=3.6",
     "beartype>=0.20",
     "hypothesis>=6.120",
     "ruff>=0.14",
