@@ -145,7 +145,15 @@ def test_the_same_command_again_changes_nothing(root, grade, straight, tmp_path)
     assert "sft: already done" in said
 
 
-@pytest.mark.parametrize("stops", [(1,), (3, 1), (7,), (9,)])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        pytest.param((1,), marks=pytest.mark.slow),
+        (3, 1),
+        pytest.param((7,), marks=pytest.mark.slow),
+        (9,),
+    ],
+)
 def test_a_stopped_run_comes_back_as_if_nothing_had_happened(
     root, grade, straight, tmp_path, stops
 ):

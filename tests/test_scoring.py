@@ -18,11 +18,11 @@ from tolerances import SAMPLER_GAP
 
 PROMPTS = [(3, 9, 4), (5, 5, 6, 7, 8, 9, 10, 11, 12), (1,), (40, 41, 42, 43, 44)]
 SETTINGS = [
-    {"temperature": 1.0, "top_p": 1.0, "top_k": None},
     {"temperature": 0.7, "top_p": 1.0, "top_k": None},
     {"temperature": 1.3, "top_p": 1.0, "top_k": None},
     {"temperature": 1.0, "top_p": 0.9, "top_k": None},
-    {"temperature": 0.7, "top_p": 0.9, "top_k": 20},
+    pytest.param({"temperature": 1.0, "top_p": 1.0, "top_k": None}, marks=pytest.mark.slow),
+    pytest.param({"temperature": 0.7, "top_p": 0.9, "top_k": 20}, marks=pytest.mark.slow),
 ]
 
 
