@@ -32,7 +32,7 @@ MEANING = {
     "policy/advantage_abs": "mean absolute advantage over valid tokens",
     "policy/sampler_gap": "largest |trainer - sampler| log-prob over completion tokens, near ties apart",
     "policy/sampler_gap_near_ties": "the same over tokens after a router or nucleus near tie",
-    "policy/near_ties": "completion tokens counted apart for a near tie",
+    "policy/near_tie_frac": "share of completion tokens counted apart for a near tie",
     "reward/mean": "mean reward over valid samples of every group drawn in the step",
     "reward/std": "mean deviation within groups drawn in the step",
     "reward/used_mean": "mean reward over the samples of the update",

@@ -46,6 +46,7 @@ def make_loss_sum(config: GRPOConfig, io: StageIO) -> Callable[[Any, Batch], tup
         total, sums = losses.policy_gradient_sum(scored.logprobs, batch, config.kl_coef)
         answer = batch.completion_mask
         sums["policy/entropy"] = (losses.masked(scored.entropy, answer).sum(), answer.sum())
+        sums["policy/near_tie_frac"] = ((scored.near_tie & answer).sum(), answer.sum())
         largest = losses.sampler_gap(scored.logprobs, batch, scored.near_tie)
         return total, (sums, largest | load_metrics(scored.expert_load))
 
