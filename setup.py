@@ -46,6 +46,7 @@ EXTRAS = {
     "cuda12": ["jax[cuda12]>=0.10.2,<0.13"],
     "cuda13": ["jax[cuda13]>=0.10.2,<0.13"],
     "if": ["nltk>=3.9"],
+    "math": ["math-verify>=0.9,<0.10"],
 }
 
 setup(
@@ -58,7 +59,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["nemocascade_jax", "nemocascade_jax.*"])
     + ["nemocascade_jax.configs", "nemocascade_jax.kernels"],
-    package_data={"nemocascade_jax.assets": ["*.model", "*.json"]},
+    package_data={"nemocascade_jax.assets": ["*.model", "*.json", "*.html"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

@@ -2,6 +2,8 @@
 
 from ml_collections import ConfigDict
 
+from nemocascade_jax.configs import models
+
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 
 
@@ -106,29 +108,58 @@ def sampling(**changes):
     return config
 
 
-def run(model, *, mesh, tokenizer, order, stages, evaluation):
-    """A whole run around its stages."""
+def run(arg, stages):
+    """Returns a whole run: the model, mesh, tokenizer and held-out rows of a size around its stages."""
+    size = choose(arg, {"tiny": "tiny", "micro": "micro", "nano_30b_a3b": "nano_30b_a3b"})
     config = ConfigDict()
     config.seed = 0
     config.init = "scratch"
-    config.tokenizer = tokenizer
-    config.model = model
-    config.mesh = mesh
-    config.order = order
-    config.stages = stages
-    config.evaluation = evaluation
+    config.tokenizer = "checkpoints/nemotron_3_nano_base" if size == "nano_30b_a3b" else "tiny"
+    config.model = getattr(models, size)()
+    config.mesh = mesh(fsdp=4, expert=16) if size == "nano_30b_a3b" else mesh(data=2)
+    config.order = tuple(stages)
+    config.stages = ConfigDict(stages)
+    if size == "micro":
+        config.evaluation = evaluation(
+            256, confirmation=256, instruction_following="instruction_single"
+        )
+    else:
+        config.evaluation = evaluation(512, confirmation=512)
     return config
 
 
-def evaluation(count, generator="instruction", **changes):
-    """Instruction following on held-out prompts: one answer each at temperature 1, and greedy."""
+# Short name of each domain -> the generator of its rows.
+DOMAINS = {
+    "instruction_following": "instruction",
+    "math": "math",
+    "multiple_choice": "choice",
+    "structured_output": "structure",
+}
+
+
+def rows_of(*domains, count, **other):
+    """Generated rows of some domains, a source each; `other` names another generator for one."""
+    generators = {**DOMAINS, **other}
+    return ConfigDict({domain: generated(generators[domain], count=count) for domain in domains})
+
+
+def evaluation(count, *domains, confirmation=0, **other):
+    """Held-out prompts a domain, one answer each at temperature 1.
+
+    `confirmation` more of each are the second set, on which teachers are measured again.
+    """
+    generators = {**DOMAINS, **other}
+    rows = count + confirmation
     return ConfigDict(
         {
             "domains": {
-                "instruction_following": generated(generator, count=count, split="heldout", seed=1)
+                domain: generated(generators[domain], count=rows, split="heldout", seed=1)
+                for domain in domains or DOMAINS
             },
-            "sampling": sampling(**changes),
-            "greedy": True,
+            "sampling": sampling(),
+            "greedy": False,
             "seed": 1,
+            "confirmation": confirmation,
+            "fallen_errors": 3.0,
         }
     )

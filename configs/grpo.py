@@ -7,7 +7,7 @@ Complete and domain-free; a domain file (if_rl.py) starts from `stage` and state
 
 from ml_collections import ConfigDict
 
-from nemocascade_jax.configs import common, models
+from nemocascade_jax.configs import common
 
 
 def stage(**changes):
@@ -15,11 +15,11 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "grpo"
     config.parent = None
-    config.steps = 45
+    config.steps = 30
     config.microbatches = 1
     config.prompts_per_step = 32
     config.group_size = 8
-    config.data = ConfigDict({"instruction": common.generated("instruction", count=8192)})
+    config.data = common.rows_of("instruction_following", count=8192)
     config.sampling = common.sampling()
     config.advantage = "group"
     config.denominator = "global"
@@ -30,8 +30,8 @@ def stage(**changes):
     config.max_sampler_gap = 1e-4  # float32; None for bfloat16 compute
     config.kl_coef = 0.0
     config.reward = ConfigDict({"workers": 1, "cpu_s": 2.0, "memory_mb": 1024})
-    config.optim = common.adamw(lr=6e-4, warmup_from=6e-5, frozen=("router", "correction_bias"))
-    config.checkpoint = ConfigDict({"every_steps": 20, "keep": 2})
+    config.optim = common.adamw(lr=1e-3, warmup_from=1e-4, frozen=("router", "correction_bias"))
+    config.checkpoint = ConfigDict({"every_steps": 15, "keep": 2})
     config.rollouts_keep = "all"
     config.update(changes)
     return config
@@ -40,7 +40,9 @@ def stage(**changes):
 def stage_micro(**changes):
     """Prompts with a single constraint, for a model too small for several."""
     config = stage(steps=40, prompts_per_step=16)
-    config.data = ConfigDict({"instruction": common.generated("instruction_single", count=2048)})
+    config.data = common.rows_of(
+        "instruction_following", count=2048, instruction_following="instruction_single"
+    )
     config.update(changes)
     return config
 
@@ -58,31 +60,5 @@ def stage_nano(**changes):
 
 
 def get_config(arg=None):
-    model, block, mesh, tokenizer, evaluation = common.choose(
-        arg,
-        {
-            "tiny": (models.tiny(), stage(), common.mesh(data=2), "tiny", common.evaluation(512)),
-            "micro": (
-                models.micro(),
-                stage_micro(),
-                common.mesh(data=2),
-                "tiny",
-                common.evaluation(256, "instruction_single"),
-            ),
-            "nano_30b_a3b": (
-                models.nano_30b_a3b(),
-                stage_nano(),
-                common.mesh(fsdp=4, expert=16),
-                "checkpoints/nemotron_3_nano_base",
-                common.evaluation(512),
-            ),
-        },
-    )
-    return common.run(
-        model,
-        mesh=mesh,
-        tokenizer=tokenizer,
-        order=("grpo",),
-        stages=ConfigDict({"grpo": block}),
-        evaluation=evaluation,
-    )
+    block = common.choose(arg, {"tiny": stage, "micro": stage_micro, "nano_30b_a3b": stage_nano})
+    return common.run(arg, {"grpo": block()})

@@ -28,10 +28,5 @@ def stage_nano():
 
 
 def get_config(arg=None):
-    config = grpo.get_config(arg)
-    block = common.choose(
-        arg, {"tiny": stage(), "micro": stage_micro(), "nano_30b_a3b": stage_nano()}
-    )
-    config.order = ("if_rl",)
-    config.stages = ConfigDict({"if_rl": block})
-    return config
+    block = common.choose(arg, {"tiny": stage, "micro": stage_micro, "nano_30b_a3b": stage_nano})
+    return common.run(arg, {"if_rl": block()})

@@ -9,7 +9,7 @@ packed rows of 262,144 tokens, peak 5e-5, cosine over 40,000 steps, AdamW .9/.98
 
 from ml_collections import ConfigDict
 
-from nemocascade_jax.configs import common, models
+from nemocascade_jax.configs import common
 
 
 def stage(**changes):
@@ -17,20 +17,23 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "sft"
     config.parent = None
-    config.steps = 200
+    config.steps = 900
     config.microbatches = 1
-    config.data = ConfigDict({"instruction": common.generated("instruction", count=4096)})
-    config.packing = ConfigDict({"row_length": 128, "rows_per_step": 32, "overlong": "refuse"})
-    config.optim = common.adamw(lr=3e-3, b2=0.98, weight_decay=0.1, warmup_from=3e-4)
-    config.checkpoint = ConfigDict({"every_steps": 50, "keep": 2})
+    config.data = common.rows_of(*common.DOMAINS, count=4096)
+    config.data.instruction_following.weight = 1.5  # its answers are the hardest to learn
+    config.packing = ConfigDict({"row_length": 160, "rows_per_step": 16, "overlong": "refuse"})
+    config.optim = common.adamw(
+        lr=6e-3, b2=0.98, weight_decay=0.1, warmup_from=6e-4, schedule="cosine"
+    )
+    config.checkpoint = ConfigDict({"every_steps": 450, "keep": 2})
     config.update(changes)
     return config
 
 
 def stage_micro():
     """Prompts with a single constraint, for a model too small for several."""
-    rows = common.generated("instruction_single", count=2048)
-    return stage(steps=160, data=ConfigDict({"instruction": rows}))
+    rows = common.rows_of(*common.DOMAINS, count=2048, instruction_following="instruction_single")
+    return stage(steps=160, data=rows)
 
 
 def stage_nano():
@@ -46,31 +49,5 @@ def stage_nano():
 
 
 def get_config(arg=None):
-    model, block, mesh, tokenizer, evaluation = common.choose(
-        arg,
-        {
-            "tiny": (models.tiny(), stage(), common.mesh(data=2), "tiny", common.evaluation(512)),
-            "micro": (
-                models.micro(),
-                stage_micro(),
-                common.mesh(data=2),
-                "tiny",
-                common.evaluation(256, "instruction_single"),
-            ),
-            "nano_30b_a3b": (
-                models.nano_30b_a3b(),
-                stage_nano(),
-                common.mesh(fsdp=4, expert=16),
-                "checkpoints/nemotron_3_nano_base",
-                common.evaluation(512),
-            ),
-        },
-    )
-    return common.run(
-        model,
-        mesh=mesh,
-        tokenizer=tokenizer,
-        order=("sft",),
-        stages=ConfigDict({"sft": block}),
-        evaluation=evaluation,
-    )
+    block = common.choose(arg, {"tiny": stage, "micro": stage_micro, "nano_30b_a3b": stage_nano})
+    return common.run(arg, {"sft": block()})

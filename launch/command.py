@@ -193,18 +193,33 @@ def make_console() -> Any:
 
 
 def summary(ledger: dict[str, Any]) -> str:
-    """Returns the table of scores, a line a stage and domain, with the paired change to the parent."""
-    changes = {(d["stage"], d["domain"], d["mode"]): d for d in ledger["differences"]}
-    lines = [
-        "stage           domain                    mode     score    s.e.    n   change (paired s.e.)"
-    ]
+    """Returns each domain's score after each stage, the fallen marked, and what MOPD won back."""
+    ends = {name: entry["step"] for name, entry in ledger["stages"].items() if "step" in entry}
+    stages = [name for name in ledger["order"] if name in ends]
+    fallen = {(g["stage"], g["domain"]) for g in ledger["gates"] if g["verdict"] == "fallen"}
+    cells: dict[tuple[str, str], str] = {}
     for one in ledger["scores"]:
-        change = changes.get((one["stage"], one["domain"], one["mode"]))
-        said = f"{change['difference']:+.3f} ({change['standard_error']:.3f})" if change else ""
+        last = one["step"] == ends.get(one["stage"])
+        if last and (one["mode"], one["rows"]) == ("sampled", "selection") and one["n"]:
+            mark = "*" if (one["stage"], one["domain"]) in fallen else " "
+            error = one["standard_error"] or 0.0
+            cells[one["domain"], one["stage"]] = f"{one['score']:.3f} ({error:.3f}){mark}"
+    domains = sorted({domain for domain, _ in cells})
+    lines = ["score (s.e.)".ljust(24) + "".join(name.rjust(16) for name in stages)]
+    for domain in domains:
+        row = [cells.get((domain, name), "").rjust(16) for name in stages]
+        lines.append(domain.ljust(24) + "".join(row))
+    if fallen:
+        errors = ledger["gates"][0]["errors"]
+        lines.append(f"* below its best by more than {errors:g} paired standard errors")
+    for found in ledger["recoveries"]:
         lines.append(
-            f"{one['stage']:15} {one['domain']:25} {one['mode']:8} {one['score']:.3f}   "
-            f"{one['standard_error']:.3f} {one['n']:4d}   {said}"
+            f"{found['stage']}: {found['domain']} {found['before_score']:.3f} -> {found['score']:.3f}, "
+            f"its teacher {found['teacher_score']:.3f} (second held-out set): {found['verdict']}"
         )
+    for trigger in ledger["triggers"]:
+        if not trigger["fallen"]:
+            lines.append(f"{trigger['stage']}: no domain had fallen before it")
     return "\n".join(lines)
 
 

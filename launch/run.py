@@ -20,15 +20,19 @@ def main() -> None:
     from nemocascade_jax.cascade import inputs as cascade_inputs
 
     console = command.make_console()
+    cascade_inputs.check_workdir(run, workdir)
     inputs = cascade_inputs.load_inputs(run, console.say)
     cascade_inputs.claim_workdir(run, workdir)
-    rewards = [stage.reward for stage in run.stages.values() if stage.kind == "grpo"]
+    rewards = [stage.reward for stage in run.stages.values() if stage.kind != "sft"]
     with command.reward_pool(rewards) as grade:
         command.start_jax(run.mesh)
         from nemocascade_jax.cascade.graph import run_cascade
 
         ledger = run_cascade(run, workdir, inputs, grade=grade, console=console)
+    from nemocascade_jax.report import write_report
+
     print(command.summary(ledger.content), file=sys.stdout)
+    print(f"report: {write_report(workdir)}", file=sys.stdout)
 
 
 if __name__ == "__main__":

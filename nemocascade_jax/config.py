@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
 from nemocascade_jax.errors import InputError
 
@@ -493,8 +493,8 @@ class OptimConfig:
 
 @record
 class CheckpointConfig:
-    every_steps: Count = free()
-    keep: Count = free()
+    every_steps: Count  # these checkpoints are scored, and teachers chosen among them
+    keep: Count = free()  # the newest of a stage, beside those that teach or are best at a domain
 
 
 @record
@@ -508,12 +508,27 @@ class RewardConfig:
 
 @record
 class EvaluationConfig:
-    """Held-out rows a domain, scored on every kept checkpoint with common random numbers."""
+    """Held-out rows a domain, scored on every kept checkpoint with common random numbers.
+
+    The last `confirmation` rows of a domain are a second set, on which a chosen teacher is measured
+    again: the score it was chosen by is flattered by the choice.
+    """
 
     domains: dict[str, SourceConfig]
     sampling: SamplingConfig
-    greedy: bool
+    greedy: bool  # at a stage's end also the greedy answers
     seed: Natural
+    confirmation: Natural
+    fallen_errors: Positive  # paired standard errors below its best at which a domain has fallen
+
+    def check(self) -> None:
+        for name, source in self.domains.items():
+            if source.count is not None and source.count <= self.confirmation:
+                raise ConfigError(
+                    "confirmation",
+                    f"{self.confirmation} rows leave none of the {source.count} of domains.{name} "
+                    "for the first set; raise its count",
+                )
 
 
 # --- stages --------------------------------------------------------------------------------------
@@ -523,11 +538,11 @@ class EvaluationConfig:
 class StageConfig:
     """Any stage; `kind` tells which record holds it."""
 
-    kind: Literal["sft", "grpo"]
+    kind: Literal["sft", "grpo", "mopd"]
 
     @staticmethod
     def choose(block: Any) -> type:
-        kinds = {"sft": SFTConfig, "grpo": GRPOConfig}
+        kinds = {"sft": SFTConfig, "grpo": GRPOConfig, "mopd": MOPDConfig}
         if "kind" not in list(block.keys()):
             raise ConfigError("kind", f"missing key, expected one of {sorted(kinds)}")
         if block["kind"] not in kinds:
@@ -592,6 +607,81 @@ class GRPOConfig:
             )
 
 
+class TeacherName(NamedTuple):
+    """What a teacher's entry says: the ledger's best, a stage (its last step or one), or a folder."""
+
+    stage: str | None
+    step: int | None
+    folder: str | None
+
+
+BEST = TeacherName(None, None, None)
+
+
+def parse_teacher(text: str) -> TeacherName:
+    """Returns "best", "STAGE", "STAGE@STEP" or a folder (with a slash in it) taken apart."""
+    if text == "best":
+        return BEST
+    if "/" in text:
+        return TeacherName(None, None, text)
+    stage, at, step = text.partition("@")
+    if at and not step.isdecimal():
+        raise ConfigError("", f"{text!r}: after @ stands the step, a whole number")
+    return TeacherName(stage, int(step) if at else None, None)
+
+
+@record
+class MOPDConfig:
+    """Multi-domain on-policy distillation (paper 3); `teachers` by the short name of the domain."""
+
+    kind: Literal["mopd"]
+    parent: str | None
+    steps: Count
+    microbatches: Count
+    prompts_per_step: Count
+    group_size: Count
+    data: dict[str, SourceConfig]
+    sampling: SamplingConfig
+    teachers: dict[str, str]  # "best", STAGE, STAGE@STEP, or a folder with a slash in its name
+    teacher_rows: Count  # packed rows a teacher scores at a time
+    trigger: Literal["always", "fallen"]  # "fallen": over at once when no domain has fallen
+    ratio_low: Positive
+    ratio_high: Positive
+    max_sampler_gap: Positive | None
+    reward: RewardConfig  # answers are graded for the log; the loss does not use it
+    optim: OptimConfig
+    checkpoint: CheckpointConfig
+    teacher_memory: Literal["device", "host", "disk"] = free()  # where they wait between steps
+    rollouts_keep: Literal["all", "none"] | Count = free()
+
+    def check(self) -> None:
+        if not self.teachers:
+            raise ConfigError("teachers", "empty; name a teacher for each domain of `data`")
+        for domain, text in self.teachers.items():
+            try:
+                parse_teacher(text)
+            except ConfigError as error:
+                raise error.under(f"teachers.{domain}") from None
+        for name, plain in (("temperature", 1.0), ("top_p", 1.0), ("top_k", None)):
+            if getattr(self.sampling, name) != plain:
+                raise ConfigError(
+                    f"sampling.{name}",
+                    f"{getattr(self.sampling, name)!r}, but distillation compares the plain "
+                    f"distributions of student and teacher; set {plain}",
+                )
+        if not self.ratio_low <= 1 <= self.ratio_high:
+            raise ConfigError(
+                "ratio_low",
+                f"the band {self.ratio_low} to {self.ratio_high} leaves out the ratio 1",
+            )
+        if (self.prompts_per_step * self.group_size) % self.microbatches:
+            raise ConfigError(
+                "microbatches",
+                f"{self.microbatches} does not divide prompts_per_step x group_size "
+                f"= {self.prompts_per_step * self.group_size}",
+            )
+
+
 @record
 class RunConfig:
     """A cascade: `stages` by name, run in `order`."""
@@ -615,15 +705,62 @@ class RunConfig:
                 )
             if self.order.index(name) != index:
                 raise ConfigError(f"order[{index}]", f"stage {name!r} is named twice")
-            parent = self.stages[name].parent  # type: ignore[attr-defined]
-            if parent is not None and parent not in self.order[:index]:
-                raise ConfigError(
-                    f"stages.{name}.parent", f"{parent!r} does not run before {name!r}"
-                )
+        for index, name in enumerate(self.order):
+            self._check_parent(index, name)
             stage = self.stages[name]
-            if isinstance(stage, GRPOConfig):
+            if isinstance(stage, GRPOConfig | MOPDConfig):
                 self._check_lengths(stage.sampling, f"stages.{name}.sampling")
+            if isinstance(stage, MOPDConfig):
+                for domain, text in stage.teachers.items():
+                    self._check_teacher(index, domain, text)
         self._check_lengths(self.evaluation.sampling, "evaluation.sampling")
+
+    def parent(self, name: str) -> str | None:
+        """Returns the stage that `name` starts from: its own `parent`, or the one before in `order`."""
+        index = self.order.index(name)
+        said: str | None = self.stages[name].parent  # type: ignore[attr-defined]
+        return said or (self.order[index - 1] if index else None)
+
+    def _check_parent(self, index: int, name: str) -> None:
+        said: str | None = self.stages[name].parent  # type: ignore[attr-defined]
+        if said is None or said in self.order[:index]:
+            return
+        where = f"stages.{name}.parent"
+        if said not in self.order:
+            raise ConfigError(where, f"{said!r} is not in order{_nearest(said, self.order)}")
+        chain = [name, said]
+        while chain[-1] != name and (above := self.parent(chain[-1])) and above not in chain[1:]:
+            chain.append(above)
+        if chain[-1] == name:
+            raise ConfigError(
+                where, f"the parents go in a circle: {' <- '.join(chain)}; one must start elsewhere"
+            )
+        raise ConfigError(where, f"{said!r} does not run before {name!r}; put it first in order")
+
+    def _check_teacher(self, index: int, domain: str, text: str) -> None:
+        where = f"stages.{self.order[index]}.teachers.{domain}"
+        named, before = parse_teacher(text), self.order[:index]
+        if named == BEST:
+            if domain not in self.evaluation.domains:
+                raise ConfigError(
+                    where,
+                    "'best' needs scores, and evaluation.domains has no "
+                    f"{domain!r}{_nearest(domain, self.evaluation.domains)}",
+                )
+            if not before and self.init == "scratch":
+                raise ConfigError(where, "'best', but no checkpoint is scored before this stage")
+        elif named.stage is not None and named.stage not in before:
+            hint = _nearest(named.stage, before) or "; no stage runs before it"
+            raise ConfigError(where, f"no stage {named.stage!r} runs before this one{hint}")
+        elif named.stage is not None and named.step is not None:
+            stage: Any = self.stages[named.stage]
+            every = stage.checkpoint.every_steps
+            if named.step > stage.steps or (named.step % every and named.step != stage.steps):
+                raise ConfigError(
+                    where,
+                    f"stage {named.stage!r} keeps no step {named.step}; it saves every {every} steps "
+                    f"and at {stage.steps}",
+                )
 
     def _check_lengths(self, sampling: SamplingConfig, path: str) -> None:
         total = sampling.max_prompt_tokens + sampling.max_completion_tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -18,15 +18,21 @@ from nemocascade_jax.sampler.engine import make_sampler
 from nemocascade_jax.sampler.sampling import sample_key
 from nemocascade_jax.sharding import Shard
 
+RowSet = Literal["selection", "confirmation"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One checkpoint on one domain: the reward of every row, None where the grader failed."""
+    """One checkpoint on one domain: a record a row, its reward None where the grader failed."""
 
     domain: str
     mode: str  # "sampled" or "greedy"
-    rewards: tuple[float | None, ...]
+    rows: RowSet
     records: tuple[dict[str, Any], ...]
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        return tuple(record["reward"] for record in self.records)
 
     @property
     def mean(self) -> float:
@@ -53,6 +59,22 @@ def paired_difference(
     return mean_and_error([a - b for a, b in pairs if a is not None and b is not None])
 
 
+def from_records(records: Iterable[dict[str, Any]]) -> list[Evaluation]:
+    """Returns the evaluations that a file of records holds."""
+    found: dict[tuple[str, str, RowSet], list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault((record["domain"], record["mode"], record["rows"]), []).append(record)
+    return [Evaluation(*about, tuple(entries)) for about, entries in found.items()]
+
+
+class Evaluate(Protocol):
+    """Scores parameters on the held-out rows of some domains, or of all."""
+
+    def __call__(
+        self, params: Any, which: RowSet, *, greedy: bool, domains: Collection[str] | None = None
+    ) -> list[Evaluation]: ...
+
+
 def make_evaluate(
     config: EvaluationConfig,
     rows: Mapping[str, Sequence[Row]],
@@ -61,8 +83,8 @@ def make_evaluate(
     shard: Shard,
     tokenizer: Tokenizer,
     grade: rollout.Grade,
-) -> Callable[[Any], list[Evaluation]]:
-    """Returns the function params -> one evaluation a domain and mode.
+) -> Evaluate:
+    """Returns the function from parameters to one evaluation a domain and mode.
 
     Each row gets one answer; its random numbers depend on the evaluation's seed, the domain and the
     row's place alone, so two checkpoints are compared on the same draws.
@@ -74,20 +96,27 @@ def make_evaluate(
         mode: _sampler(model, sampling, shard, tokenizer) for mode, sampling in modes.items()
     }
 
-    def evaluate(params: Any) -> list[Evaluation]:
+    def evaluate(
+        params: Any, which: RowSet, *, greedy: bool, domains: Collection[str] | None = None
+    ) -> list[Evaluation]:
         out = []
         for domain, of_domain in rows.items():
+            if domains is not None and domain not in domains:
+                continue
+            first = len(of_domain) - config.confirmation
+            kept = range(first) if which == "selection" else range(first, len(of_domain))
             taken = [
                 (index, row, rollout.render_row(row, tokenizer, config.sampling))
-                for index, row in enumerate(of_domain)
+                for index, row in ((index, of_domain[index]) for index in kept)
             ]
             key = sample_key(config.seed, f"evaluation/{domain}", 0)
             for mode, sampler in samplers.items():
-                out.append(_one(domain, mode, taken, sampler, params, key))
+                if mode == "sampled" or greedy:
+                    out.append(_one(domain, mode, which, taken, sampler, params, key))
         return out
 
     def _one(
-        domain: str, mode: str, taken: list, sampler: Any, params: Any, key: jax.Array
+        domain: str, mode: str, of: RowSet, taken: list, sampler: Any, params: Any, key: jax.Array
     ) -> Evaluation:
         samples = sampler(params, [p for _, _, p in taken], [i for i, _, _ in taken], 1, key)
         groups = rollout.grade_groups(
@@ -97,6 +126,7 @@ def make_evaluate(
             {
                 "domain": domain,
                 "mode": mode,
+                "rows": of,
                 "id": group.row.id,
                 "prompt": group.row.messages[-1].content,
                 "completion": group.texts[0],
@@ -107,7 +137,7 @@ def make_evaluate(
             }
             for group in groups
         ]
-        return Evaluation(domain, mode, tuple(r["reward"] for r in records), tuple(records))
+        return Evaluation(domain, mode, of, tuple(records))
 
     return evaluate
 

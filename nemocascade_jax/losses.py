@@ -51,6 +51,32 @@ def policy_gradient_sum(
     return total, sums | {"loss": (total, count)}
 
 
+def distillation_sum(
+    logprobs: Float[Array, "B T"], batch: Batch, band: tuple[float, float]
+) -> tuple[Float[Array, ""], Sums]:
+    """Returns the MOPD loss (paper 3.1): - sum of weight x w x sg[teacher - log pi] x log pi.
+
+    w is the trainer/sampler ratio inside `band`, both ends included, and 0 outside: such a token is
+    dropped, not clamped, and still counts in its sequence's length, which is in `weights`.
+    """
+    assert batch.teacher_logprobs is not None
+    assert batch.sampler_logprobs is not None
+    mask = batch.completion_mask & (batch.weights > 0)
+    safe = masked(logprobs, mask)
+    fixed = jax.lax.stop_gradient(safe)
+    advantage = masked(batch.teacher_logprobs, mask) - fixed
+    ratio = jnp.exp(fixed - masked(batch.sampler_logprobs, mask))
+    inside = mask & (ratio >= band[0]) & (ratio <= band[1])
+    total = -(batch.weights * masked(ratio, inside) * advantage * safe).sum()
+    tokens = mask.sum()
+    return total, {
+        "loss": (total, batch.weights.sum()),
+        "mopd/reverse_kl": (-(batch.weights * advantage).sum(), batch.weights.sum()),
+        "mopd/advantage_abs": (jnp.abs(advantage).sum(), tokens),
+        "mopd/dropped_frac": ((mask & ~inside).sum(), tokens),
+    }
+
+
 def k3(difference: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Returns exp(d) - d - 1 for d = reference minus policy log-prob: an estimate of KL, never negative.
 

@@ -33,6 +33,9 @@ MEANING = {
     "policy/sampler_gap": "largest |trainer - sampler| log-prob over completion tokens, near ties apart",
     "policy/sampler_gap_near_ties": "the same over tokens after a router or nucleus near tie",
     "policy/near_tie_frac": "share of completion tokens counted apart for a near tie",
+    "mopd/reverse_kl": "mean over answers of the mean log-ratio student / teacher, nats",
+    "mopd/advantage_abs": "mean absolute log-ratio of teacher and student over answer tokens",
+    "mopd/dropped_frac": "share of answer tokens whose trainer/sampler ratio is outside the band",
     "reward/mean": "mean reward over valid samples of every group drawn in the step",
     "reward/std": "mean deviation within groups drawn in the step",
     "reward/used_mean": "mean reward over the samples of the update",
@@ -46,6 +49,13 @@ MEANING = {
     "rollout/batches": "generation batches the step took",
     "rollout/samples": "completions drawn in the step",
     "moe/load_max": "largest share of tokens on one expert, times the number of experts",
+}
+
+
+# Names that end in a domain, by what stands before it.
+MEANING_BY_DOMAIN = {
+    "reward/": "mean reward over valid samples of the domain",
+    "mopd/reverse_kl/": "mopd/reverse_kl of the domain's answers, on the sampler's log-probs",
 }
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemocascade_jax.advantages import ADVANTAGES, usable_groups
-from nemocascade_jax.config import GRPOConfig, SamplingConfig
+from nemocascade_jax.config import GRPOConfig, MOPDConfig, SamplingConfig
 from nemocascade_jax.data import chat
 from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.errors import InputError
+from nemocascade_jax.rewards import reward_for
 from nemocascade_jax.rows.records import Completion, Row, Score
 from nemocascade_jax.sampler.engine import Sample
 from nemocascade_jax.state import Batch
@@ -123,52 +124,97 @@ def policy_batch(
     valid = graded.keep & (graded.keep.sum(axis=1, keepdims=True) >= 2)
     if config.overlong == "mask":
         valid &= ~graded.truncated
+    counts = (_lengths(groups) * valid).sum(axis=1)
+    per_group = config.denominator == "per_group"
+    packed = pack_groups(groups, config, [list(range(len(groups)))])
+    packed.arrays["advantages"] = np.zeros_like(packed.arrays["weights"])
+    for (g, m), (row, answer) in packed.places.items():
+        packed.arrays["advantages"][row, answer] = advantages[g, m]
+        if valid[g, m]:
+            packed.arrays["weights"][row, answer] = 1.0 / counts[g] if per_group else 1.0
+    total = (counts > 0).sum() if per_group else counts.sum()
+    batch = Batch(**packed.arrays, denominator=np.float32(total), drawn=np.int32(drawn))  # type: ignore[arg-type]
+    return batch, advantages
+
+
+def distillation_batch(
+    groups: Sequence[Group], config: MOPDConfig, *, drawn: int, blocks: Sequence[Sequence[int]]
+) -> tuple[Batch, Packed]:
+    """Packs the groups' samples for MOPD, those of each teacher (a block) in rows of their own.
+
+    Every sequence weighs the same: a token has one over its completion's length, truncated ones
+    included, and the denominator is the number of sequences (paper 3.1, open point O36).
+    """
+    packed = pack_groups(groups, config, blocks)
+    for (g, m), (row, answer) in packed.places.items():
+        packed.arrays["weights"][row, answer] = 1.0 / len(groups[g].samples[m].completion_tokens)
+    total = np.float32(len(packed.places))
+    return Batch(**packed.arrays, denominator=total, drawn=np.int32(drawn)), packed  # type: ignore[arg-type]
+
+
+class Packed(NamedTuple):
+    """Packed rows as arrays; where each (group, member)'s completion lies; the rows of each block."""
+
+    arrays: dict[str, Any]
+    places: dict[tuple[int, int], tuple[int, slice]]
+    blocks: list[range]
+
+
+def pack_groups(
+    groups: Sequence[Group], config: GRPOConfig | MOPDConfig, blocks: Sequence[Sequence[int]]
+) -> Packed:
+    """Packs all samples of the groups; groups of different blocks never share a row.
+
+    `weights` are left at 0. The number of rows is rounded up so that few programs are compiled.
+    """
     length = config.sampling.max_prompt_tokens + config.sampling.max_completion_tokens
-    pairs = [(group, member) for group in range(len(groups)) for member in range(config.group_size)]
-    sizes = [
-        len(groups[g].prompt_tokens) + len(groups[g].samples[m].completion_tokens) - 1
-        for g, m in pairs
-    ]
-    places = assign_rows(sizes, length)
-    used = max((row for row, _, _ in places), default=0) + 1
-    rows = -(-used // ROWS_MULTIPLE) * ROWS_MULTIPLE
+    found: list[tuple[int, int, int, int, int]] = []  # group, member, row, start, segment
+    rows, ranges = 0, []
+    for block in blocks:
+        pairs = [(g, m) for g in block for m in range(len(groups[g].samples))]
+        places = assign_rows([_size(groups[g], m) for g, m in pairs], length)
+        for (g, m), (row, start, segment) in zip(pairs, places, strict=True):
+            found.append((g, m, rows + row, start, segment))
+        used = max((row for row, _, _ in places), default=-1) + 1
+        ranges.append(range(rows, rows + used))
+        rows += used
+    rows = -(-max(rows, 1) // ROWS_MULTIPLE) * ROWS_MULTIPLE
     rows = -(-rows // config.microbatches) * config.microbatches
-    arrays: dict[str, Any] = _empty(rows, length)
-    counts = _valid_counts(groups, valid)
-    for (g, m), size, (row, start, segment) in zip(pairs, sizes, places, strict=True):
+    arrays = _empty(rows, length)
+    answers = {}
+    for g, m, row, start, segment in found:
         group, sample = groups[g], groups[g].samples[m]
+        size = _size(group, m)
         here = slice(start, start + size)
-        ids = np.array([*group.prompt_tokens, *sample.completion_tokens], np.int32)
         answer = slice(start + len(group.prompt_tokens) - 1, start + size)
+        ids = np.array([*group.prompt_tokens, *sample.completion_tokens], np.int32)
         arrays["tokens"][row, here], arrays["targets"][row, here] = ids[:-1], ids[1:]
         arrays["segment_ids"][row, here] = segment
         arrays["positions"][row, here] = np.arange(size)
         arrays["completion_mask"][row, answer] = True
         arrays["sampler_logprobs"][row, answer] = sample.logprobs
-        arrays["advantages"][row, answer] = advantages[g, m]
-        if valid[g, m]:
-            per_group = config.denominator == "per_group"
-            arrays["weights"][row, answer] = 1.0 / counts[g] if per_group else 1.0
-    total = (counts > 0).sum() if config.denominator == "per_group" else counts.sum()
-    batch = Batch(**arrays, denominator=np.float32(total), drawn=np.int32(drawn))  # type: ignore[arg-type]
-    return batch, advantages
+        answers[g, m] = row, answer
+    return Packed(arrays, answers, ranges)
 
 
-def _valid_counts(groups: Sequence[Group], valid: np.ndarray) -> np.ndarray:
-    lengths = [[len(sample.completion_tokens) for sample in group.samples] for group in groups]
-    return (np.array(lengths) * valid).sum(axis=1)
+def _size(group: Group, member: int) -> int:
+    """Returns the places a sample takes: the first token is no target."""
+    return len(group.prompt_tokens) + len(group.samples[member].completion_tokens) - 1
 
 
-def _empty(rows: int, length: int) -> dict[str, np.ndarray]:
-    whole = {
-        name: np.zeros((rows, length), np.int32)
-        for name in ("tokens", "targets", "segment_ids", "positions")
+def _lengths(groups: Sequence[Group]) -> np.ndarray:
+    return np.array(
+        [[len(sample.completion_tokens) for sample in group.samples] for group in groups]
+    )
+
+
+def _empty(rows: int, length: int) -> dict[str, Any]:
+    whole = ("tokens", "targets", "segment_ids", "positions")
+    return {
+        **{name: np.zeros((rows, length), np.int32) for name in whole},
+        **{name: np.zeros((rows, length), np.float32) for name in ("weights", "sampler_logprobs")},
+        "completion_mask": np.zeros((rows, length), bool),
     }
-    parts = {
-        name: np.zeros((rows, length), np.float32)
-        for name in ("weights", "advantages", "sampler_logprobs")
-    }
-    return {**whole, **parts, "completion_mask": np.zeros((rows, length), bool)}
 
 
 def assign_rows(sizes: Sequence[int], length: int) -> list[tuple[int, int, int]]:
@@ -210,6 +256,7 @@ def records(
             "id": group.row.id,
             "where": group.row.where,
             "agent": group.row.agent,
+            "domain": reward_for(group.row).domain,
             "prompt": group.row.messages[-1].content,
             "prompt_tokens": list(group.prompt_tokens),
         }

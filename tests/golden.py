@@ -25,3 +25,13 @@ K3 = {0.0: 0.0, LN2: 0.3068528, -LN2: 0.1931472, -200.0: 199.0}
 # The published 30B-A3B model: all weights, and those a token meets (both embeddings counted).
 NANO_PARAMS = 31_577_940_288
 NANO_ACTIVE_PARAMS = 3_580_076_352
+
+# Paper 3.1: log-probs of four tokens under teacher, trainer and sampler; advantage, trainer/sampler
+# ratio, weight inside the band [0.5, 2], and the loss of the one sequence.
+MOPD_TEACHER = [-0.2, -1.0, -0.5, -3.0]
+MOPD_TRAINER = [-0.5, -0.4, -0.5, -1.0]
+MOPD_SAMPLER = [-0.6, -0.35, -1.4, -0.2]
+MOPD_ADVANTAGE = [0.3, -0.6, 0.0, -2.0]
+MOPD_WEIGHTED = [0.33155, -0.57074, 0.0, 0.0]
+MOPD_LOSS = -0.0156299
+MOPD_DROPPED = 2

@@ -12,26 +12,40 @@ from nemocascade_jax.cascade.graph import Console, run_cascade
 from nemocascade_jax.errors import InputError, Stopped
 from nemocascade_jax.rows.records import Score
 
+DOMAINS = ("instruction_following", "math", "multiple_choice", "structured_output")
+RL = ("if_rl", "multi_rl", "mopd")
+FOLDERS = {"01_sft": 6, "02_if_rl": 4, "03_multi_rl": 2, "04_mopd": 4}
 SMALL = {
     "model.pattern": "*-",
     "model.width": "16",
     "model.mlp_inner": "16",
-    "stages.if_rl.optim.frozen": "()",
     "stages.sft.steps": "6",
     "stages.sft.packing.rows_per_step": "4",
-    "stages.sft.data.instruction.count": "60",
-    "stages.sft.checkpoint.every_steps": "2",
     "stages.if_rl.steps": "4",
     "stages.if_rl.prompts_per_step": "4",
-    "stages.if_rl.group_size": "2",
-    "stages.if_rl.dynamic_filtering": "false",
-    "stages.if_rl.sampling.max_completion_tokens": "8",
-    "stages.if_rl.data.instruction.count": "10",
-    "stages.if_rl.checkpoint.every_steps": "2",
-    "evaluation.domains.instruction_following.count": "6",
+    "stages.if_rl.data.instruction_following.count": "10",
+    "stages.multi_rl.steps": "2",
+    "stages.multi_rl.prompts_per_step": "4",
+    "stages.mopd.steps": "4",
+    "stages.mopd.prompts_per_step": "4",
+    "stages.mopd.teacher_rows": "4",
+    "stages.mopd.teachers.structured_output": "multi_rl",
+    "stages.mopd.teachers.math": "sft@4",
     "evaluation.sampling.max_completion_tokens": "8",
     "evaluation.greedy": "false",
+    "evaluation.confirmation": "4",
+    **{f"evaluation.domains.{domain}.count": "10" for domain in DOMAINS},
+    **{f"stages.sft.data.{domain}.count": "20" for domain in DOMAINS},
+    **{f"stages.mopd.data.{domain}.count": "20" for domain in DOMAINS},
+    **{f"stages.{stage}.optim.frozen": "()" for stage in RL},
+    **{f"stages.{stage}.group_size": "2" for stage in RL},
+    **{f"stages.{stage}.sampling.max_completion_tokens": "8" for stage in RL},
+    **{f"stages.{stage}.dynamic_filtering": "false" for stage in RL[:2]},
+    **{f"stages.{stage}.checkpoint.every_steps": "2" for stage in ("sft", *RL)},
+    **{f"stages.{stage}.checkpoint.keep": "1" for stage in ("sft", *RL)},
 }
+# The first two stages alone, for what has nothing to do with the others.
+SHORT = {"order": "sft,if_rl"}
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +93,23 @@ def same_bytes(one, other):
         for path in one.rglob("*.json*")
         if path.name != "timing.jsonl" and "checkpoints" not in path.parts
     )
-    assert len(names) == 10
+    assert len(names) == 28
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
 def test_a_run_leaves_every_file_in_its_shape(straight):
     ledger = json.loads((straight / "cascade.json").read_text())
-    assert [ledger["stages"][name]["status"] for name in ("sft", "if_rl")] == ["done", "done"]
+    assert {entry["status"] for entry in ledger["stages"].values()} == {"done"}
+    assert list(ledger["stages"]) == ["sft", *RL]
     assert ledger["stages"]["if_rl"]["parent"] == "sft"
     assert ledger["stages"]["if_rl"]["start_digest"] == ledger["stages"]["sft"]["digest"]
     assert ledger["stages"]["if_rl"]["digest"] != ledger["stages"]["sft"]["digest"]
-    assert {score["stage"] for score in ledger["scores"]} == {"sft", "if_rl"}
+    scored = {(s["stage"], s["step"]) for s in ledger["scores"] if s["rows"] == "selection"}
+    saved = {(folder[3:], step) for folder, n in FOLDERS.items() for step in range(2, n + 1, 2)}
+    assert scored == saved
     assert ledger["differences"][0]["parent"] == "sft"
-    for folder, steps in (("01_sft", 6), ("02_if_rl", 4)):
+    for folder, steps in FOLDERS.items():
         found = lines(straight / folder / "metrics.jsonl")
         assert [line["progress/step"] for line in found] == list(range(1, steps + 1))
         assert len(lines(straight / folder / "timing.jsonl")) == steps
@@ -103,10 +120,11 @@ def test_a_run_leaves_every_file_in_its_shape(straight):
 
 
 def test_every_metric_is_documented(straight):
-    for folder in ("01_sft", "02_if_rl"):
+    for folder in FOLDERS:
         for line in lines(straight / folder / "metrics.jsonl"):
             for name in line:
-                assert name in metrics.MEANING or name.startswith("reward/"), name
+                by_domain = name.rpartition("/")[0] + "/" in metrics.MEANING_BY_DOMAIN
+                assert name in metrics.MEANING or by_domain, name
 
 
 def test_nothing_depends_on_the_clock(straight):
@@ -152,12 +170,13 @@ def test_the_same_command_again_changes_nothing(root, grade, straight, tmp_path)
         (3, 1),
         pytest.param((7,), marks=pytest.mark.slow),
         (9,),
+        (14,),
     ],
 )
 def test_a_stopped_run_comes_back_as_if_nothing_had_happened(
     root, grade, straight, tmp_path, stops
 ):
-    """Stops after a step of SFT, twice in SFT, and in RL, off and on the checkpoint grid."""
+    """Stops after a step of SFT, twice in SFT, in RL, in MOPD, off and on the checkpoint grid."""
     run = make_run(root)
     for stop in stops:
         with pytest.raises(Stopped):
@@ -165,23 +184,44 @@ def test_a_stopped_run_comes_back_as_if_nothing_had_happened(
     go(run, tmp_path, grade)
     same_bytes(straight, tmp_path)
     one, other = (json.loads((path / "cascade.json").read_text()) for path in (straight, tmp_path))
-    assert one["stages"]["if_rl"]["digest"] == other["stages"]["if_rl"]["digest"]
+    assert one["stages"]["mopd"]["digest"] == other["stages"]["mopd"]["digest"]
 
 
 def test_a_crash_between_checkpoints_redoes_the_lost_steps(root, grade, straight, tmp_path):
     """The state a kill leaves: the last checkpoint is older than the logs, the ledger says running."""
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / "02_if_rl" / "checkpoints" / "4")
-    ledger = json.loads((tmp_path / "cascade.json").read_text())
-    entry = ledger["stages"]["if_rl"]
-    ledger["stages"]["if_rl"] = {key: entry[key] for key in ("kind", "parent", "start_digest")} | {
-        "status": "running"
-    }
-    ledger["scores"] = [score for score in ledger["scores"] if score["stage"] == "sft"]
-    ledger["differences"] = []
-    (tmp_path / "cascade.json").write_text(json.dumps(ledger))
-    go(make_run(root), tmp_path, grade)
+    run = make_run(root, **{"stages.mopd.checkpoint.keep": "9"})
+    forget_the_end_of_mopd(tmp_path)
+    with pytest.raises(Stopped):
+        go(run, tmp_path, grade, stop_after=3)
+    shutil.rmtree(tmp_path / "04_mopd" / "checkpoints" / "3")
+    go(run, tmp_path, grade)
+    (tmp_path / "config.json").write_bytes((straight / "config.json").read_bytes())
     same_bytes(straight, tmp_path)
+
+
+def test_a_checkpoint_that_was_saved_and_not_scored_is_scored(root, grade, straight, tmp_path):
+    """The state a kill leaves between saving and scoring: the scores come out the same."""
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    forget_the_end_of_mopd(tmp_path)
+    run = make_run(root)
+    with pytest.raises(Stopped):
+        go(run, tmp_path, grade, stop_after=2)
+    assert [path.name for path in (tmp_path / "04_mopd" / "checkpoints").iterdir()] == ["2"]
+    assert not list((tmp_path / "04_mopd" / "evaluations").glob("2.jsonl"))
+    go(run, tmp_path, grade)
+    same_bytes(straight, tmp_path)
+
+
+def forget_the_end_of_mopd(workdir):
+    """Leaves a workdir as it was when its last stage had just started."""
+    ledger = json.loads((workdir / "cascade.json").read_text())
+    del ledger["stages"]["mopd"]
+    for name in ("scores", "differences", "gates", "triggers", "recoveries"):
+        ledger[name] = [entry for entry in ledger[name] if entry["stage"] != "mopd"]
+    del ledger["teachers"]["mopd"]
+    (workdir / "cascade.json").write_text(json.dumps(ledger))
+    shutil.rmtree(workdir / "04_mopd")
 
 
 def test_other_seeds_and_microbatches(root, grade, straight, tmp_path):
@@ -198,19 +238,20 @@ def test_other_seeds_and_microbatches(root, grade, straight, tmp_path):
 
 def test_a_longer_order_continues_a_finished_run(root, grade, tmp_path):
     go(make_run(root, order="sft"), tmp_path, grade)
-    ledger, said = go(make_run(root), tmp_path, grade)
+    ledger, said = go(make_run(root, **SHORT), tmp_path, grade)
     assert ledger.stage("if_rl")["status"] == "done"
     assert "sft: already done" in said
 
 
 def test_a_reordered_config_needs_another_workdir(root, grade, straight):
     with pytest.raises(InputError, match="holds a run of another config: config.order"):
-        cascade_inputs.claim_workdir(make_run(root, order="if_rl,sft"), straight)
+        cascade_inputs.claim_workdir(make_run(root, order="if_rl,sft,multi_rl,mopd"), straight)
 
 
 def test_kl_and_dynamic_filtering_reach_the_run(root, grade, straight, tmp_path):
     run = make_run(
         root,
+        **SHORT,
         **{"stages.if_rl.kl_coef": "0.1", "stages.if_rl.steps": "2", "stages.sft.steps": "2"},
     )
     go(run, tmp_path, grade)
@@ -225,6 +266,7 @@ def test_no_signal_at_all_is_an_error_that_says_the_rewards(root, tmp_path):
 
     run = make_run(
         root,
+        **SHORT,
         **{
             "stages.if_rl.dynamic_filtering": "true",
             "stages.if_rl.refill_batches": "2",
@@ -244,6 +286,7 @@ def test_all_solved_ends_the_stage(root, tmp_path):
 
     run = make_run(
         root,
+        **SHORT,
         **{
             "stages.if_rl.dynamic_filtering": "true",
             "stages.if_rl.refill_batches": "2",

@@ -11,9 +11,11 @@ from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.formats.checkpoint import (
     Checkpoints,
+    checkpoint_steps,
     load_model_files,
     load_params,
     model_files,
+    remove_checkpoint,
 )
 from nemocascade_jax.state import HostState, fresh_state
 
@@ -40,8 +42,8 @@ def make_state(seed=0):
     return state.replace(step=jnp.int32(3), cursor=jnp.int32(17))
 
 
-def save(folder, state, step=3, keep=2):
-    checkpoints = Checkpoints(folder, keep)
+def save(folder, state, step=3):
+    checkpoints = Checkpoints(folder)
     host = HostState("sft", step, {"metrics.jsonl": 120}, {"skipped_updates": 1})
     checkpoints.save(state, host, model_files(MODEL, {"tokenizer.model": b"\x00pieces"}))
     checkpoints.wait()
@@ -69,12 +71,15 @@ def test_a_step_folder_is_a_model_by_itself(tmp_path):
     assert files == {"tokenizer.model": b"\x00pieces"}
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2)
+def test_a_removed_step_is_gone_and_the_others_stay(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
     for step in (1, 2, 3):
         checkpoints.save(make_state(), HostState("sft", step, {}, {}), model_files(MODEL, {}))
     checkpoints.wait()
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [2, 3]
+    (tmp_path / ".removed-0").mkdir()  # what a kill in the middle of a removal leaves
+    remove_checkpoint(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3"]
+    assert checkpoint_steps(tmp_path) == [1, 3]
     assert checkpoints.latest() == 3
     checkpoints.close()
 
@@ -83,7 +88,7 @@ def test_a_half_written_checkpoint_is_invisible(tmp_path):
     save(tmp_path, make_state()).close()
     half = tmp_path / "5.orbax-checkpoint-tmp"
     shutil.copytree(tmp_path / "3", half)
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest() == 3
     checkpoints.close()
 
@@ -91,7 +96,7 @@ def test_a_half_written_checkpoint_is_invisible(tmp_path):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     save(tmp_path, make_state()).close()
     shutil.rmtree(tmp_path / "3" / "params")
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = Checkpoints(tmp_path)
     with pytest.raises(InputError, match=rf"checkpoint {tmp_path}/3: "):
         checkpoints.restore(3, make_state())
     checkpoints.close()

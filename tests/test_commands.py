@@ -87,7 +87,7 @@ def test_malformed_row_is_named_with_file_and_line(root, tmp_path):
     lines = [json.dumps(good)] * 16 + ['{"messages": [{"role": "user", "content": null}]}']
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    source = "--config.stages.sft.data.instruction"
+    source = "--config.stages.sft.data.math"
     done = launch(
         root,
         "run",

@@ -10,9 +10,9 @@ from nemocascade_jax.config import ConfigError, OptimConfig, RunConfig
 MICRO = "configs/cascade.py:micro"
 ALL = [
     f"configs/{stem}.py:{size}"
-    for stem in ("sft", "grpo", "if_rl", "cascade")
+    for stem in ("sft", "grpo", "if_rl", "multi_rl", "mopd", "cascade")
     for size in ("micro", "tiny", "nano_30b_a3b")
-]
+] + ["configs/study_mopd.py:tiny"]
 
 OPTIM = {
     "lr": 1e-3,
@@ -108,7 +108,30 @@ def test_an_int_stands_for_a_float():
         ("stages.sftt.steps=3", "config.stages.sftt: unknown key; did you mean 'sft'?"),
         ("order=sft,if_rll", "config.order[1]: no stage 'if_rll'; did you mean 'if_rl'?"),
         ("order=sft,sft", "config.order[1]: stage 'sft' is named twice"),
-        ("stages.sft.parent=if_rl", "config.stages.sft.parent: 'if_rl' does not run before 'sft'"),
+        (
+            "stages.sft.parent=if_rl",
+            "stages.sft.parent: the parents go in a circle: sft <- if_rl <- sft",
+        ),
+        ("stages.if_rl.parent=nobody", "stages.if_rl.parent: 'nobody' is not in order"),
+        (
+            "stages.sft.parent=sft",
+            "the parents go in a circle: sft <- sft; one must start elsewhere",
+        ),
+        (
+            "stages.sft.parent=multi_rl",
+            "config.stages.sft.parent: the parents go in a circle: sft <- multi_rl <- if_rl <- sft",
+        ),
+        (
+            "stages.mopd.teachers.math=sfd",
+            "no stage 'sfd' runs before this one; did you mean 'sft'?",
+        ),
+        ("stages.mopd.teachers.math=mopd", "no stage 'mopd' runs before this one"),
+        ("stages.mopd.teachers.math=sft@77", "stage 'sft' keeps no step 77; it saves every"),
+        ("stages.mopd.teachers.math=sft@last", "after @ stands the step, a whole number"),
+        ("stages.mopd.sampling.temperature=0.7", "distillation compares the plain distributions"),
+        ("stages.mopd.sampling.top_p=0.9", "stages.mopd.sampling.top_p: 0.9"),
+        ("stages.mopd.ratio_high=0.9", "the band 0.5 to 0.9 leaves out the ratio 1"),
+        ("evaluation.confirmation=512", "512 rows leave none of the 512 of domains."),
         ("stages.if_rl.group_size=1", "config.stages.if_rl.group_size: expected int at least 2"),
         ("stages.if_rl.microbatches=7", "config.stages.if_rl.microbatches: 7 does not divide"),
         ("stages.if_rl.sampling.temperature=0", "0.0 is greedy; RL samples, set it above 0"),
@@ -141,7 +164,8 @@ def test_tuples_are_set_whole_or_by_entry():
         0.01,
         0.2,
     )
-    assert load("order[0]=if_rl", "order[1]=sft").run.order == ("if_rl", "sft")
+    swapped = load("order[0]=if_rl", "order[1]=sft").run
+    assert swapped.order == ("if_rl", "sft", "multi_rl", "mopd")
     assert load("stages.if_rl.rollouts_keep=3").run.stages["if_rl"].rollouts_keep == 3
 
 
@@ -208,12 +232,10 @@ def test_required_placeholder_is_a_missing_key(tmp_path):
     path.write_text(
         "from ml_collections import config_dict\nfrom nemocascade_jax.configs import cascade\n\n\n"
         "def get_config(arg=None):\n    config = cascade.get_config('micro')\n"
-        "    config.stages.sft.data.instruction.path = config_dict.required_placeholder(str)\n"
+        "    config.stages.sft.data.math.path = config_dict.required_placeholder(str)\n"
         "    return config\n"
     )
-    with pytest.raises(
-        ConfigError, match=r"data\.instruction\.path: missing key, expected str or None"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.math\.path: missing key, expected str or None"):
         load(where=str(path))
 
 
@@ -223,7 +245,7 @@ def test_free_keys_leave_the_fixed_part_alone():
     other = load("stages.sft.optim.lr=0.5").run
     assert config.fixed_part(freed) == config.fixed_part(base)
     found = config.first_difference(config.fixed_part(base), config.fixed_part(other))
-    assert found == "config.stages.sft.optim.lr: 0.003 there, 0.5 here"
+    assert found == f"config.stages.sft.optim.lr: {base.stages['sft'].optim.lr} there, 0.5 here"
 
 
 def test_records_are_frozen():

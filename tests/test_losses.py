@@ -132,3 +132,88 @@ def test_sampler_gap_counts_near_ties_apart():
     )
     assert found["policy/sampler_gap"] == 0.5
     assert found["policy/sampler_gap_near_ties"] == 3.0
+
+
+BAND = (0.5, 2.0)
+
+
+def golden_mopd(**changes):
+    fields = {
+        "teacher_logprobs": [golden.MOPD_TEACHER],
+        "sampler_logprobs": [golden.MOPD_SAMPLER],
+        "weights": jnp.full((1, 4), 0.25),
+    }
+    return make_batch([[True] * 4], **fields | changes)
+
+
+def test_distillation_has_its_golden_value_and_gradient():
+    """Two of four tokens lie outside the band: they add nothing, and the mean is still over four."""
+    logprobs = jnp.array([golden.MOPD_TRAINER])
+
+    def loss(logprobs):
+        return losses.distillation_sum(logprobs, golden_mopd(), BAND)
+
+    (value, sums), grad = jax.value_and_grad(loss, has_aux=True)(logprobs)
+    np.testing.assert_allclose(value, golden.MOPD_LOSS, atol=1e-6)
+    np.testing.assert_allclose(grad, [[-w / 4 for w in golden.MOPD_WEIGHTED]], atol=1e-5)
+    assert sums["mopd/dropped_frac"] == (golden.MOPD_DROPPED, 4)
+    mean = -sum(golden.MOPD_ADVANTAGE) / 4
+    np.testing.assert_allclose(sums["mopd/reverse_kl"][0], mean, rtol=SAME_F32.rtol)
+
+
+def test_distillation_from_oneself_has_no_gradient():
+    logprobs = jnp.array([golden.MOPD_TRAINER])
+    batch = golden_mopd(teacher_logprobs=logprobs, sampler_logprobs=logprobs)
+    grad = jax.grad(lambda x: losses.distillation_sum(x, batch, BAND)[0])(logprobs)
+    np.testing.assert_array_equal(grad, 0.0)
+
+
+def test_the_band_keeps_its_two_ends():
+    trainer = jnp.log(jnp.array([[0.5, 0.25, 0.5, 0.25]]))
+    sampler = jnp.log(jnp.array([[0.25, 0.5, 0.2499, 0.5001]]))  # ratios 2, 0.5, above, below
+    batch = golden_mopd(teacher_logprobs=trainer - 1.0, sampler_logprobs=sampler)
+    grad = jax.grad(lambda x: losses.distillation_sum(x, batch, BAND)[0])(trainer)
+    np.testing.assert_allclose(grad, [[2 / 4, 0.5 / 4, 0.0, 0.0]], rtol=SAME_F32.rtol)
+
+
+def test_distillation_ignores_what_is_masked():
+    """Neither -inf of a teacher nor NaN at a masked place reaches value or gradient."""
+    batch = make_batch(
+        [[True, False, True]],
+        teacher_logprobs=[[-1.0, -jnp.inf, -0.2]],
+        sampler_logprobs=[[-0.5, jnp.nan, -0.3]],
+        weights=jnp.array([[0.5, 0.0, 0.5]]),
+    )
+    logprobs = jnp.array([[-0.5, jnp.nan, -0.3]])
+    value, grad = jax.value_and_grad(lambda x: losses.distillation_sum(x, batch, BAND)[0])(logprobs)
+    np.testing.assert_allclose(value, 0.5 * (0.5 * -0.5 - 0.1 * -0.3), rtol=SAME_F32.rtol)
+    np.testing.assert_allclose(grad, [[0.25, 0.0, -0.05]], rtol=SAME_F32.rtol)
+
+
+def test_expected_distillation_gradient_is_that_of_the_reverse_kl():
+    """One softmax of five: the expectation over sampled tokens equals grad KL(student || teacher).
+
+    The sampler's distribution differs from the trainer's, and the ratio makes up for it.
+    """
+    student, teacher, sampler = (
+        jax.random.normal(jax.random.key(seed), (5,)) * 0.3 for seed in (1, 2, 3)
+    )
+
+    def reverse_kl(logits):
+        logp = jax.nn.log_softmax(logits)
+        return (jnp.exp(logp) * (logp - jax.nn.log_softmax(teacher))).sum()
+
+    def expected(logits):
+        """Each token is a sequence of its own, weighted by how often the sampler draws it."""
+        drawn = jax.nn.log_softmax(sampler)
+        batch = make_batch(
+            [[True] * 5],
+            teacher_logprobs=jax.nn.log_softmax(teacher)[None],
+            sampler_logprobs=drawn[None],
+            weights=jnp.exp(drawn)[None],
+        )
+        return losses.distillation_sum(jax.nn.log_softmax(logits)[None], batch, BAND)[0]
+
+    np.testing.assert_allclose(
+        jax.grad(expected)(student), jax.grad(reverse_kl)(student), atol=SAME_F32.atol
+    )

@@ -23,7 +23,7 @@ def test_native_step_and_published_folder_hold_the_same_model(tmp_path):
     cfg = tiny_config("-", vocab_size=512)
     params = next_id_params(cfg)
     published = load_model(str(write_hf(tmp_path / "hf", cfg, params, TINY)))
-    steps = checkpoint.Checkpoints(tmp_path / "sft" / "checkpoints", keep=None)
+    steps = checkpoint.Checkpoints(tmp_path / "sft" / "checkpoints")
     host = state.HostState(stage="sft", step=3, log_bytes={}, counters={})
     fresh = state.fresh_state(params, {"count": jnp.zeros(())})
     steps.save(fresh, host, checkpoint.model_files(cfg, dict(TINY.files)))

@@ -35,7 +35,13 @@ def make_sample(tokens, finish="stop"):
 
 
 def make_group(draw, scores, lengths=(3, 2, 4, 1), finish=("stop",) * 4, prompt=(10, 11)):
-    row = Row(str(draw), "agent", (Message("user", "say"),), {}, f"test:{draw}")
+    row = Row(
+        str(draw),
+        "instruction_following_simple_agent",
+        (Message("user", "say"),),
+        {},
+        f"test:{draw}",
+    )
     samples = tuple(
         make_sample(range(100 * draw + 10 * i, 100 * draw + 10 * i + n), f)
         for i, (n, f) in enumerate(zip(lengths, finish, strict=True))

@@ -86,8 +86,8 @@ def test_score_writes_one_line_a_row_in_order(tmp_path):
             "unknown agent 'mystery'",
         ),
         (
-            {"schema_str": "{}", "id": "s9", "completion": "x"},
-            "row 's9' asks for 'structured_outputs_simple_agent'",
+            {"instance": {}, "mode": "eval", "id": "s9", "completion": "x"},
+            "row 's9' asks for 'swerl_gen_simple_agent'",
         ),
         (ROW, "field completion: the row needs one of"),
         ({**ROW, "completion": "x", "response": {}}, "field completion: the row needs one of"),
@@ -105,7 +105,7 @@ def test_score_refuses_bad_input_in_one_line(tmp_path, line, problem):
 
 
 def test_score_skips_and_counts_unknown_rows_when_told(tmp_path):
-    unknown = {"schema_str": "{}", "completion": "x"}
+    unknown = {"instance": {}, "mode": "eval", "completion": "x"}
     lines = [unknown, {**ROW, "completion": "rain"}, unknown]
     done, out = _score(tmp_path, lines, "--skip_unknown")
     assert done.returncode == 0, done.stderr

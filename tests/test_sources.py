@@ -4,10 +4,10 @@ import random
 import pytest
 
 from nemocascade_jax.config import SourceConfig
-from nemocascade_jax.rewards import check_row
-from nemocascade_jax.rows.generators import GENERATORS, instruction
+from nemocascade_jax.rewards import check_row, reward_for
+from nemocascade_jax.rows.generators import GENERATORS, drawing, instruction
 from nemocascade_jax.rows.messages import response_text, split_reasoning
-from nemocascade_jax.rows.records import Message, RowError
+from nemocascade_jax.rows.records import Completion, Message, RowError
 from nemocascade_jax.rows.schema import UnknownRow
 from nemocascade_jax.rows.sources import load_rows, parse_conversation, parse_row, read_jsonl
 
@@ -220,26 +220,58 @@ def test_conversation_needs_an_assistant_turn():
         parse_conversation({"messages": CHAT["messages"][:1]}, "f:1")
 
 
-def test_generated_rows_are_the_same_every_time_and_distinct():
-    source = _source(kind="generated", generator="instruction", count=300, seed=4)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generated_rows_are_the_same_every_time_and_distinct(name):
+    source = _source(kind="generated", generator=name, count=300, seed=4)
     first, again = load_rows(source, "row", check_row), load_rows(source, "row", check_row)
     assert first == again
     assert len({row.messages for row in first.rows}) == 300
-    other = load_rows(_source(kind="generated", generator="instruction", count=300, seed=5), "row")
+    other = load_rows(_source(kind="generated", generator=name, count=300, seed=5), "row")
     assert first.rows != other.rows
     talks = load_rows(source, "conversation").rows
     assert [talk.messages[:1] for talk in talks] == [row.messages for row in first.rows]
 
 
-def test_generated_splits_never_meet():
-    held = {row.messages for row in instruction.generate("heldout", 1500, 0)}
-    train = {row.messages for seed in (0, 1) for row in instruction.generate("train", 1500, seed)}
-    assert not held & train
-    assert {instruction.split_of(turns[0].content) for turns in held} == {"heldout"}
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generated_splits_never_meet(name):
+    def texts(split, seed):
+        return {row.messages[0].content for row in GENERATORS[name].rows(split, 700, seed)}
+
+    held = texts("heldout", 0)
+    assert not held & (texts("train", 0) | texts("train", 1))
+    assert {drawing.split_of(text) for text in held} == {"heldout"}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_demonstration_without_a_slip_satisfies_its_row(name):
+    """What a careful demonstrator writes is worth 1; at the generator's own rate, clearly less."""
+    generator = GENERATORS[name]
+    rows = list(generator.rows("train", 200, 3))
+    careful = _mean_reward(rows, generator.conversations.func, name, slip=0.0)
+    assert careful == 1.0
+    if generator.conversations.keywords["slip"]:
+        slipping = _mean_reward(rows, generator.conversations.func, name)
+        assert 0.2 < slipping < 0.9
+
+
+def _mean_reward(rows, demonstrations, name, **changes):
+    keywords = GENERATORS[name].conversations.keywords | changes
+    talks = demonstrations("train", len(rows), 3, **keywords)
+    pairs = zip(rows, talks, strict=True)
+    scores = [
+        reward_for(row).score(row, Completion(talk.messages[-1].content)) for row, talk in pairs
+    ]
+    return sum(score.reward for score in scores) / len(rows)
+
+
+def test_a_generator_that_runs_dry_says_how_many_prompts_it_has():
+    drawn = drawing.distinct("coin", lambda rng: (rng.choice(("a", "b", "c", "d")),), "train", 9, 0)
+    with pytest.raises(RowError, match="coin prompts: only 4 distinct train prompts"):
+        list(drawn)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", instruction.SPLITS)
+@pytest.mark.parametrize("split", drawing.SPLITS)
 def test_generator_has_many_distinct_prompts(split):
     assert len({prompt for prompt, _, _ in instruction.prompts(split, 20_000, 0)}) == 20_000
 

@@ -39,8 +39,30 @@ def check_files(workdir: pathlib.Path) -> list[str]:
             )
         if not (folder / "checkpoints" / str(entry["step"]) / "model" / "model.json").is_file():
             faults.append(f"{folder}: the last checkpoint is not there")
-        if entry["kind"] == "grpo":
+        if entry["kind"] != "sft":
             faults += check_rollouts(folder, entry["step"])
+        faults += check_scores(folder, name, ledger)
+    if not (workdir / "report.html").is_file():
+        faults.append(f"{workdir}: no report.html")
+    return faults
+
+
+def check_scores(folder: pathlib.Path, stage: str, ledger: dict) -> list[str]:
+    """Every checkpoint that is there has a score on every domain; every best one is there."""
+    faults = []
+    steps = sorted(int(path.name) for path in (folder / "checkpoints").glob("[0-9]*"))
+    scored = {
+        (score["step"], score["domain"])
+        for score in ledger["scores"]
+        if score["stage"] == stage and score["rows"] == "selection"
+    }
+    for step in steps:
+        for domain in ledger["best"]:
+            if (step, domain) not in scored:
+                faults.append(f"{folder}/checkpoints/{step}: cascade.json has no score of {domain}")
+    for domain, best in ledger["best"].items():
+        if best["stage"] == stage and best["step"] not in steps:
+            faults.append(f"{folder}/checkpoints/{best['step']}: best of {domain}, and not kept")
     return faults
 
 
@@ -57,7 +79,8 @@ def check_rollouts(folder: pathlib.Path, steps: int) -> list[str]:
 def check_rise(args: argparse.Namespace) -> list[str]:
     ledger = json.loads((args.workdir / "cascade.json").read_text())
     for found in ledger["differences"]:
-        if (found["stage"], found["domain"], found["mode"]) == (args.stage, args.domain, "sampled"):
+        about = (found["stage"], found["domain"], found["mode"], found["rows"])
+        if about == (args.stage, args.domain, "sampled", "selection"):
             rise, error = found["difference"], found["standard_error"]
             print(f"{args.stage}: {args.domain} {rise:+.3f}, paired standard error {error:.3f}")
             enough = rise >= args.errors * error and rise > 0

@@ -16,7 +16,6 @@ import argparse
 import io
 import json
 import pathlib
-import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
@@ -46,28 +45,6 @@ def generated_texts(count: int) -> Iterator[str]:
             for message in conversation.messages:
                 yield f"{message.role}\n{message.content}"
             yield "system\n"
-
-
-def other_texts(count: int) -> Iterator[str]:
-    """Yields short texts in the manner of the other domains: sums, choices, objects."""
-    rng = random.Random("other domains")
-    words = ["name", "color", "size", "count", "city", "item", "kind", "price"]
-    things = ["red", "blue", "green", "small", "large", "apple", "chair", "north", "south"]
-    for _ in range(count):
-        a, b = rng.randrange(100), rng.randrange(100)
-        operation = rng.choice(("+", "-", "*", "plus", "minus", "times"))
-        yield f"What is {a} {operation} {b}? Put the final answer in \\boxed{{}}."
-        yield f"The answer is \\boxed{{{a + b}}}."
-        options = rng.sample(things, 4)
-        listed = "\n".join(
-            f"{letter}: {word}" for letter, word in zip("ABCD", options, strict=True)
-        )
-        yield f"Which of these is true?\n{listed}\nAnswer with the letter."
-        yield f"Answer: {rng.choice('ABCD')}"
-        keys = rng.sample(words, 2)
-        record = {keys[0]: rng.choice(things), keys[1]: a}
-        yield f"Return JSON with the keys {keys[0]} (string) and {keys[1]} (number)."
-        yield json.dumps(record)
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
@@ -185,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report", action="store_true", help="print lengths and write nothing")
     if not parser.parse_args().report:
-        write_assets(train([*generated_texts(4000), *other_texts(250)]))
+        write_assets(train([*generated_texts(4000)]))
     report(1000)
 
 

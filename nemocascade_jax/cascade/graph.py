@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from nemocascade_jax import metrics as logs
 from nemocascade_jax.cascade.inputs import Inputs
-from nemocascade_jax.cascade.ledger import Ledger, open_ledger
-from nemocascade_jax.config import RunConfig
+from nemocascade_jax.cascade.ledger import INIT, Ledger, open_ledger
+from nemocascade_jax.cascade.scores import Scores, stage_folder
+from nemocascade_jax.cascade.teachers import choose_teachers, load_teachers
+from nemocascade_jax.cascade.watcher import Console, Watcher
+from nemocascade_jax.config import ModelConfig, MOPDConfig, RunConfig, parse_teacher
 from nemocascade_jax.data.batches import make_stream
 from nemocascade_jax.digest import weights_digest
-from nemocascade_jax.errors import InputError, Stopped
-from nemocascade_jax.evaluate import Evaluation, make_evaluate
+from nemocascade_jax.errors import InputError
+from nemocascade_jax.evaluate import Evaluate, make_evaluate
 from nemocascade_jax.formats.checkpoint import Checkpoints, load_params, model_files
-from nemocascade_jax.formats.model_folder import load_model
+from nemocascade_jax.formats.model_folder import check_model_folder, load_model
 from nemocascade_jax.models.hybrid import model_specs
-from nemocascade_jax.optim import learning_rate, make_optimizer
-from nemocascade_jax.sharding import init_params, make_mesh, make_shard, param_shardings
+from nemocascade_jax.optim import make_optimizer
+from nemocascade_jax.sharding import (
+    init_params,
+    make_mesh,
+    make_shard,
+    param_count,
+    param_shardings,
+)
 from nemocascade_jax.stages.grpo import grpo
-from nemocascade_jax.stages.handles import Grade, StageIO
+from nemocascade_jax.stages.handles import Grade, StageIO, Teacher
+from nemocascade_jax.stages.mopd import mopd
 from nemocascade_jax.stages.sft import sft
 from nemocascade_jax.state import HostState, TrainState, fresh_state
-from nemocascade_jax.train import AfterStep, Collected, put_state, refuse_non_finite
+from nemocascade_jax.train import AfterStep, put_state
 
-STAGES: dict[str, Callable[[TrainState, Any, StageIO], TrainState]] = {"sft": sft, "grpo": grpo}
-
-
-@dataclasses.dataclass(frozen=True)
-class Console:
-    """How a run speaks to a person and hears that it is to stop."""
-
-    say: Callable[[str], None]
-    progress: Callable[[str, int, int, dict[str, float]], None]  # stage, step, steps, metrics
-    stop_signal: Callable[[], int | None]
-
-
-def stage_folder(workdir: pathlib.Path, order: tuple[str, ...], name: str) -> pathlib.Path:
-    """Returns NN_stage, numbered from 1 in the order of the cascade."""
-    return workdir / f"{order.index(name) + 1:02d}_{name}"
+STAGES: dict[str, Callable[[TrainState, Any, StageIO], TrainState]] = {
+    "sft": sft,
+    "grpo": grpo,
+    "mopd": mopd,
+}
 
 
 def run_cascade(
@@ -54,17 +51,15 @@ def run_cascade(
     """Runs every stage that the ledger does not call finished; returns the ledger."""
     house = House(run, workdir, inputs, grade, console)
     ledger = open_ledger(workdir, run.order)
-    evaluations: dict[str, list[Evaluation]] = {}
-    for index, name in enumerate(run.order):
-        parent = run.stages[name].parent or (run.order[index - 1] if index else None)  # type: ignore[attr-defined]
+    ledger.content["parameters"] = param_count(house.specs)
+    scores = Scores(run, workdir, ledger, house.evaluate, house.params_at)
+    if run.init != "scratch" and not ledger.scored(INIT, 0):
+        scores.checkpoint(INIT, 0, house.starting_params(), last=True)
+    for name in run.order:
         if ledger.stage(name).get("status", "running") != "running":
             console.say(f"{name}: already {ledger.stage(name)['status']}")
             continue
-        state = house.run_stage(name, parent, ledger)
-        before = parent or run.init
-        if before != "scratch" and before not in evaluations:
-            evaluations[before] = house.evaluate(house.params_of(parent, ledger))
-        evaluations[name] = house.record(name, state, ledger, (before, evaluations.get(before)))
+        house.run_stage(name, ledger, scores)
     return ledger
 
 
@@ -80,16 +75,26 @@ class House:
         self.mesh = make_mesh(run.mesh)
         self.shard = make_shard(self.mesh, run.mesh.rules)
         self.shardings = param_shardings(self.specs, self.mesh, run.mesh.rules)
-        self.evaluate = make_evaluate(
-            run.evaluation,
-            inputs.evaluation,
-            model=run.model,
+        self.evaluate = self.evaluate_for(run.model)
+
+    def evaluate_for(self, model: ModelConfig) -> Evaluate:
+        """Returns the function that scores parameters of `model` on the held-out rows."""
+        return make_evaluate(
+            self.run.evaluation,
+            self.inputs.evaluation,
+            model=model,
             shard=self.shard,
-            tokenizer=inputs.tokenizer,
-            grade=grade,
+            tokenizer=self.inputs.tokenizer,
+            grade=self.grade,
         )
 
-    def io(self, name: str, start_params: Callable[[], Any], after_step: AfterStep) -> StageIO:
+    def io(
+        self,
+        name: str,
+        start_params: Callable[[], Any],
+        after_step: AfterStep,
+        teachers: Mapping[str, Teacher] | None = None,
+    ) -> StageIO:
         """Returns the handles of one stage."""
         own_seed = zlib.crc32(f"{self.run.seed}/{name}".encode())  # stages draw in different orders
         return StageIO(
@@ -105,15 +110,15 @@ class House:
             grade=self.grade,
             start_params=start_params,
             after_step=after_step,
+            teachers=teachers,
         )
 
-    def params_of(self, stage: str | None, ledger: Ledger) -> Any:
-        """Returns the weights that a stage ended with; those of `init` for None."""
-        if stage is not None:
-            step = ledger.stage(stage)["step"]
-            folder = stage_folder(self.workdir, self.run.order, stage) / "checkpoints" / str(step)
-            return load_params(folder, self._abstract())
-        return self.starting_params()
+    def params_at(self, stage: str, step: int) -> Any:
+        """Returns the weights of a checkpoint; those of `config.init` for "init"."""
+        if stage == INIT:
+            return self.starting_params()
+        folder = stage_folder(self.workdir, self.run.order, stage) / "checkpoints" / str(step)
+        return load_params(folder, self._abstract())
 
     def starting_params(self) -> Any:
         """Returns the weights that `config.init` names."""
@@ -134,15 +139,35 @@ class House:
             self.shardings,
         )
 
-    def run_stage(self, name: str, parent: str | None, ledger: Ledger) -> TrainState:
-        """Runs or resumes one stage to its end; the final state is on disk when this returns."""
+    def run_stage(self, name: str, ledger: Ledger, scores: Scores) -> None:
+        """Runs or resumes one stage to its end; its last checkpoint is on disk and scored then."""
         config: Any = self.run.stages[name]
         folder = stage_folder(self.workdir, self.run.order, name)
-        checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
-        state, host = self._start(name, parent, ledger, checkpoints)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        state, host = self._start(name, ledger, scores, checkpoints)
+        teachers = self._teachers(name, config, ledger, scores)
+
+        def score(step: int, params: Any) -> None:
+            checkpoints.wait()  # only what is on disk may become a domain's best
+            scores.checkpoint(name, step, params, last=False)
+            scores.remove_old()
+
+        due = host.step % config.checkpoint.every_steps == 0
+        if due and 0 < host.step < config.steps and not ledger.scored(name, host.step):
+            score(host.step, state.params)  # stopped between saving and scoring
         log = logs.StageLog(folder, host.step, host.log_bytes)
-        watcher = _Watcher(name, config, self, log, checkpoints, dict(host.counters))
-        io = self.io(name, lambda: self.params_of(parent, ledger), watcher.after_step)
+        watcher = Watcher(
+            name,
+            config,
+            console=self.console,
+            log=log,
+            checkpoints=checkpoints,
+            files=model_files(self.run.model, dict(self.inputs.tokenizer.files)),
+            counters=dict(host.counters),
+            score=score,
+        )
+        start = scores.parent(name)
+        io = self.io(name, lambda: self.params_at(*start), watcher.after_step, teachers)
         try:
             state = STAGES[config.kind](state, config, io)
             watcher.save(int(state.step), state)
@@ -150,21 +175,74 @@ class House:
         finally:
             log.close()
             checkpoints.close()
-        self.ended, self.counters = watcher.ended, watcher.counters
-        return state
+        self._finish(name, state, watcher, ledger, scores)
+
+    def _teachers(
+        self, name: str, config: Any, ledger: Ledger, scores: Scores
+    ) -> Mapping[str, Teacher] | None:
+        """Chooses, records and measures the teachers of a MOPD stage; None when nothing is to be taught."""
+        if not isinstance(config, MOPDConfig):
+            return None
+        parent, at = scores.parent(name)
+        gates = ledger.entries("gates", parent)
+        fallen = [
+            entry["domain"]
+            for entry in gates
+            if entry["verdict"] == "fallen" and entry["domain"] in config.teachers
+        ]
+        trigger = {"stage": name, "trigger": config.trigger, "fallen": fallen}
+        ledger.set_entries("triggers", name, [trigger])
+        if config.trigger == "fallen" and not fallen:
+            return None
+        chosen = choose_teachers(name, config, ledger)
+        ledger.set_teachers(name, chosen)
+        teachers = load_teachers(
+            chosen, self.run.model, of_stage=self.params_at, of_folder=self._folder
+        )
+        for domain, entry in chosen.items():
+            self.console.say(f"{name}: {domain} is taught by {teachers[domain].name}")
+            if domain not in self.run.evaluation.domains:
+                continue
+            if entry["stage"] is not None:
+                scores.confirm(entry["stage"], entry["step"], [domain])
+            else:
+                evaluate = self.evaluate_for(teachers[domain].model)
+                scores.confirm_folder(name, domain, evaluate, teachers[domain].load)
+        scores.confirm(parent, at)
+        return teachers
+
+    def outside_teachers(self, name: str) -> Mapping[str, Teacher] | None:
+        """Returns a MOPD stage's teachers when all come from folders; None for another stage."""
+        config = self.run.stages[name]
+        if not isinstance(config, MOPDConfig):
+            return None
+        found = {}
+        for domain, text in config.teachers.items():
+            folder = parse_teacher(text).folder
+            if folder is None:
+                raise InputError(
+                    f"stages.{name}.teachers.{domain}: {text!r} names a checkpoint of a run, and there "
+                    "is no run here; name a folder, such as STAGE/checkpoints/STEP of one"
+                )
+            found[domain] = Teacher(folder, *self._folder(folder))
+        return found
+
+    def _folder(self, path: str) -> tuple[ModelConfig, Callable[[], Any]]:
+        """Returns the shape of a model outside the run, and how its weights come onto the mesh."""
+        found = check_model_folder(path)
+        shardings = param_shardings(model_specs(found.cfg), self.mesh, self.run.mesh.rules)
+        return found.cfg, lambda: jax.device_put(load_model(found).params, shardings)
 
     def _start(
-        self, name: str, parent: str | None, ledger: Ledger, checkpoints: Checkpoints
+        self, name: str, ledger: Ledger, scores: Scores, checkpoints: Checkpoints
     ) -> tuple[TrainState, HostState]:
         config: Any = self.run.stages[name]
         tx = make_optimizer(config.optim, self.specs, config.steps)
         step = checkpoints.latest()
         if step is None:
-            params = self.params_of(parent, ledger)
-            ledger.start(
-                name,
-                {"kind": config.kind, "parent": parent, "start_digest": weights_digest(params)},
-            )
+            params = self.params_at(*scores.parent(name))
+            entry = {"kind": config.kind, "parent": self.run.parent(name)}
+            ledger.start(name, {**entry, "start_digest": weights_digest(params)})
             state = put_state(fresh_state(params, jax.jit(tx.init)(params)), params)
             return state, HostState(name, 0, {}, {})
         abstract = self._abstract()
@@ -174,120 +252,29 @@ class House:
         self.console.say(f"{name}: resuming at step {step}")
         return state, host
 
-    def record(
-        self,
-        name: str,
-        state: TrainState,
-        ledger: Ledger,
-        before: tuple[str, list[Evaluation] | None],
-    ) -> list[Evaluation]:
-        """Scores the stage's last checkpoint and enters it in the ledger, with the change since `before`."""
-        step, digest = int(state.step), weights_digest(state.params)
-        found = self.evaluate(state.params)
-        folder = stage_folder(self.workdir, self.run.order, name)
-        logs.write_lines(
-            folder / "evaluations" / f"{step}.jsonl",
-            [record for one in found for record in one.records],
-        )
-        ledger.add_scores(name, step, digest, self.run.evaluation.seed, found)
-        if before[1] is not None:
-            ledger.add_differences(name, before[0], found, before[1])
+    def _finish(
+        self, name: str, state: TrainState, watcher: Watcher, ledger: Ledger, scores: Scores
+    ) -> None:
+        """Scores the stage's last checkpoint and enters what it changed, won and lost."""
+        step = int(state.step)
+        found = scores.checkpoint(name, step, state.params, last=True)
+        chosen = ledger.content["teachers"].get(name)
+        if chosen:
+            scores.recoveries(name, step, state.params, chosen)
+        scores.differences(name, step)
+        scores.gates(name, step)
         ledger.finish(
-            name, step=step, status=self.ended or "done", digest=digest, counters=self.counters
+            name,
+            step=step,
+            status=watcher.ended or "done",
+            digest=weights_digest(state.params),
+            counters=watcher.counters,
         )
+        scores.remove_old()
         for one in found:
             self.console.say(
                 f"{name}: {one.domain} ({one.mode}) {one.mean:.3f} +- {one.standard_error:.3f}"
             )
-        return found
-
-
-class _Watcher:
-    """Logs every step of a stage, saves when due, and stops on a signal."""
-
-    def __init__(
-        self,
-        name: str,
-        config: Any,
-        house: House,
-        log: logs.StageLog,
-        checkpoints: Checkpoints,
-        counters: dict[str, int],
-    ):
-        self.name, self.config, self.house = name, config, house
-        self.log, self.checkpoints, self.counters = log, checkpoints, counters
-        self.ended: str | None = None
-        self.saved: int | None = checkpoints.latest()
-        self.files = model_files(house.run.model, dict(house.inputs.tokenizer.files))
-        self.rate = learning_rate(config.optim, config.steps)
-        self.began = time.perf_counter()
-
-    def after_step(
-        self, step: int, state: TrainState, collected: Collected, device: dict[str, jax.Array]
-    ) -> None:
-        values = {key: _number(value) for key, value in jax.device_get(device).items()}
-        self._refuse(step, values)
-        now = time.perf_counter()
-        seconds = {**collected.seconds, "time/step_s": now - self.began}
-        self.began = now
-        line = {
-            "progress/step": step,
-            "progress/stage": self.name,
-            "progress/cursor": int(state.cursor),
-        }
-        if collected.batch is None:
-            self.ended = str(collected.metrics.get("progress/ended", "over"))
-        else:
-            line["optim/lr"] = float(self.rate(step - 1))
-            skipped = self.counters.get("skipped_updates", 0) + int(values["progress/skipped"])
-            self.counters["skipped_updates"] = line["progress/skipped_updates"] = skipped
-            for key in ("rollout/dropped_prompts", "data/dropped", "data/empty"):
-                if key in collected.metrics:
-                    short = key.split("/")[1]
-                    self.counters[short] = self.counters.get(short, 0) + int(collected.metrics[key])
-        if collected.records:
-            number = step if collected.batch is not None else step + 1
-            self.log.write_rollouts(number, collected.records, self.config.rollouts_keep)
-        self.log.write(step, {**line, **collected.metrics, **values}, seconds)
-        self.house.console.progress(
-            self.name, step, self.config.steps, {**values, **_numbers(collected)}
-        )
-        stop = self.house.console.stop_signal()
-        if collected.batch is not None and (
-            step % self.config.checkpoint.every_steps == 0 or step == self.config.steps or stop
-        ):
-            self.save(step, state)
-        if stop:
-            self.checkpoints.wait()
-            raise Stopped(stop)
-
-    def _refuse(self, step: int, values: dict[str, float]) -> None:
-        refuse_non_finite(step, values)
-        limit = getattr(self.config, "max_sampler_gap", None)
-        gap = values.get("policy/sampler_gap", 0.0)
-        if limit is not None and gap > limit:
-            raise InputError(
-                f"stage {self.name}, step {step}: sampler and trainer log-probs differ by {gap:.2e}, "
-                f"max_sampler_gap is {limit:.0e}: they do not compute the same policy; nothing of this "
-                "step is saved"
-            )
-
-    def save(self, step: int, state: TrainState) -> None:
-        """Saves the state of `step`, once; the logs' lengths go with it."""
-        if self.saved == step:
-            return
-        host = HostState(self.name, step, self.log.sizes(), dict(self.counters))
-        self.checkpoints.save(state, host, self.files)
-        self.saved = step
-
-
-def _number(value: Any) -> float | int:
-    array = np.asarray(value)
-    return int(array) if np.issubdtype(array.dtype, np.integer) else float(array)
-
-
-def _numbers(collected: Collected) -> dict[str, float]:
-    return {key: value for key, value in collected.metrics.items() if not isinstance(value, str)}
 
 
 def _placed(state: Any, mesh: jax.sharding.Mesh) -> Any:

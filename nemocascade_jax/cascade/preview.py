@@ -11,18 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nemocascade_jax.cascade.graph import Console, House
+from nemocascade_jax.cascade.graph import House
 from nemocascade_jax.cascade.inputs import Inputs
+from nemocascade_jax.cascade.watcher import Console
 from nemocascade_jax.config import RunConfig
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.rows.records import Completion, Row, Score
-from nemocascade_jax.stages import grpo, sft
+from nemocascade_jax.stages import grpo, mopd, sft
 from nemocascade_jax.stages.handles import Grade
 from nemocascade_jax.state import fresh_state
 
-COLLECTS: dict[str, Callable[..., Any]] = {"sft": sft.make_collect, "grpo": grpo.make_collect}
+COLLECTS: dict[str, Callable[..., Any]] = {
+    "sft": sft.make_collect,
+    "grpo": grpo.make_collect,
+    "mopd": mopd.make_collect,
+}
 LISTED = ("tokens", "targets", "completion_mask", "segment_ids", "positions")
-LISTED_RL = ("advantages", "sampler_logprobs", "weights")
+LISTED_RL = ("advantages", "teacher_logprobs", "sampler_logprobs", "weights")
 
 
 def stage_batches(
@@ -42,7 +47,8 @@ def stage_batches(
     quiet = Console(say=lambda line: None, progress=lambda *_: None, stop_signal=lambda: None)
     house = House(run, pathlib.Path(), inputs, grade, quiet)
     use = grade if rewards is None else _given(rewards, getattr(config, "group_size", 1))
-    io = dataclasses.replace(house.io(stage, lambda: params, _no_effect), grade=use)
+    teachers = house.outside_teachers(stage)
+    io = dataclasses.replace(house.io(stage, lambda: params, _no_effect, teachers), grade=use)
     params = house.starting_params()
     state = fresh_state(params, ())
     collect = COLLECTS[config.kind](config, io)
@@ -78,13 +84,14 @@ def _given(rewards: dict[tuple[int, int], dict[str, Any]], group_size: int) -> G
 
 
 def _rows(step: int, batch: Any, records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    names = LISTED if batch.advantages is None else LISTED + LISTED_RL
+    sampled = batch.sampler_logprobs is not None
+    names = (*LISTED, *(name for name in LISTED_RL if sampled and getattr(batch, name) is not None))
     arrays = {name: np.asarray(getattr(batch, name)) for name in names}
     used = [record for record in records if record["used"] == "update"]
     for row in range(arrays["tokens"].shape[0]):
         line = {"step": step, "row": row, **{name: arrays[name][row].tolist() for name in names}}
         line["denominator"] = float(batch.denominator)
-        if batch.advantages is not None:
+        if sampled:
             line["segments"] = _segments(arrays, row, used)
             for name in ("group", "sample", "reward", "status", "advantage", "finish_reason"):
                 values = [segment[name] for segment in line["segments"]]

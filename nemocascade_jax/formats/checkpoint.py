@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -64,10 +65,10 @@ def model_files(cfg: ModelConfig, tokenizer_files: dict[str, bytes]) -> dict[str
 class Checkpoints:
     """The checkpoints of one stage folder; saves run in the background, one at a time."""
 
-    def __init__(self, folder: pathlib.Path, keep: int | None):
+    def __init__(self, folder: pathlib.Path):
         folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
+            max_to_keep=None,  # what is kept depends on the scores; `remove_checkpoint` does it
             enable_async_checkpointing=True,
             create=True,
             cleanup_tmp_directories=True,
@@ -120,6 +121,22 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def checkpoint_steps(folder: pathlib.Path) -> list[int]:
+    """Returns the complete steps of a stage's checkpoint folder, ascending."""
+    if not folder.is_dir():
+        return []
+    names = [path.name for path in folder.iterdir() if path.name.isdecimal()]
+    return sorted(int(name) for name in names if (folder / name / "params").is_dir())
+
+
+def remove_checkpoint(folder: pathlib.Path, step: int) -> None:
+    """Removes one step so that it is either whole or gone, whenever the process dies."""
+    gone = folder / f".removed-{step}"
+    (folder / str(step)).rename(gone)
+    for leftover in folder.glob(".removed-*"):
+        shutil.rmtree(leftover)
 
 
 def load_params(folder: pathlib.Path, like: Any) -> Any:

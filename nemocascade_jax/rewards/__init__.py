@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemocascade_jax.rewards import instruction, language
+from nemocascade_jax.rewards import choice, instruction, language, math, structure
 from nemocascade_jax.rows.records import Reward, Row
 from nemocascade_jax.rows.schema import UnknownRow
 
@@ -26,10 +26,16 @@ def check_row(row: Row) -> None:
 def warm() -> None:
     """Loads what verifiers load at their first row, so that no row's time limit pays for it."""
     language.warm()
+    math.warm()
 
 
 REWARDS: dict[str, Reward] = {
     "instruction_following_simple_agent": Reward(
         "instruction_following", instruction.check, instruction.score
+    ),
+    "math_with_judge_simple_agent": Reward("math", math.check, math.score),
+    "mcqa_simple_agent": Reward("multiple_choice", choice.check, choice.score),
+    "structured_outputs_simple_agent": Reward(
+        "structured_output", structure.check, structure.score
     ),
 }

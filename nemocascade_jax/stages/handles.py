@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -16,6 +16,15 @@ from nemocascade_jax.sharding import Shard
 from nemocascade_jax.train import AfterStep
 
 Grade = Callable[[Sequence[tuple[Row, Completion]]], list[Score]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A frozen policy of a MOPD stage; `load` puts its weights on the devices."""
+
+    name: str  # "STAGE@STEP" or the folder
+    model: ModelConfig
+    load: Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,3 +43,4 @@ class StageIO:
     grade: Grade
     start_params: Callable[[], Any]  # a copy of the weights the stage started from
     after_step: AfterStep
+    teachers: Mapping[str, Teacher] | None = None  # by domain; None: MOPD has nothing to do

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from nemocascade_jax.rows.generators import instruction
+from nemocascade_jax.rows.generators import choice, instruction, math, structure
 from nemocascade_jax.rows.records import Conversation, Row
 
 
@@ -18,7 +18,8 @@ class Generator(NamedTuple):
 
 
 # Demonstrations come from a writer who forgets 3 of 10 constraints, so that SFT on them leaves
-# something for RL to learn; the writer of "instruction_exact" never forgets one.
+# something for RL to learn; the writer of "instruction_exact" never forgets one. Those of the other
+# domains slip too, least in math, which no RL stage trains.
 GENERATORS: dict[str, Generator] = {
     "instruction": Generator(instruction.generate, partial(instruction.demonstrations, slip=0.3)),
     "instruction_exact": Generator(
@@ -28,4 +29,7 @@ GENERATORS: dict[str, Generator] = {
         partial(instruction.generate, wanted=(1,)),
         partial(instruction.demonstrations, wanted=(1,), slip=0.3),
     ),
+    "math": Generator(math.generate, partial(math.demonstrations, slip=0.15)),
+    "choice": Generator(choice.generate, partial(choice.demonstrations, slip=0.4)),
+    "structure": Generator(structure.generate, partial(structure.demonstrations, slip=0.5)),
 }

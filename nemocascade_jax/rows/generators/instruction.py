@@ -8,17 +8,14 @@ published file schema; `demonstrations` gives the same prompts with a written an
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nemocascade_jax.rows.generators import short_texts
-from nemocascade_jax.rows.records import Conversation, Message, Row, RowError
+from nemocascade_jax.rows.generators import drawing, short_texts
+from nemocascade_jax.rows.records import Conversation, Message, Row
 from nemocascade_jax.rows.schema import parse_row
 
 AGENT = "instruction_following_simple_agent"
-SPLITS = ("train", "heldout")
-HELDOUT_SHARE = 8  # one prompt in so many is held out
 WANTED = (1, 2, 2, 3)  # the number of a prompt's tasks is drawn from these
 
 
@@ -31,11 +28,6 @@ class Task(NamedTuple):
     text: str
 
 
-def split_of(prompt: str) -> str:
-    """Returns the split a prompt belongs to; it depends on the text alone, so splits never meet."""
-    return "heldout" if zlib.crc32(prompt.encode()) % HELDOUT_SHARE == 0 else "train"
-
-
 def prompts(
     split: str, count: int, seed: int, wanted: Sequence[int] = WANTED
 ) -> Iterator[tuple[str, str, list[Task]]]:
@@ -43,30 +35,27 @@ def prompts(
 
     `wanted` is what the number of tasks of a prompt is drawn from.
     """
-    if split not in SPLITS:
-        raise RowError(f"instruction prompts: split {split!r} is none of {SPLITS}")
-    rng = random.Random(f"instruction {split} {seed}")
-    seen: set[str] = set()
-    while len(seen) < count:
-        topic, tasks = _draw(rng, wanted)
-        opening = rng.choice(("Write about the", "Tell me about the"))
-        prompt = " ".join([f"{opening} {topic}.", *(task.text for task in tasks)])
-        if prompt not in seen and split_of(prompt) == split:
-            seen.add(prompt)
-            yield prompt, topic, tasks
+    yield from drawing.distinct("instruction", lambda rng: _prompt(rng, wanted), split, count, seed)
+
+
+def _prompt(rng: random.Random, wanted: Sequence[int]) -> tuple[str, str, list[Task]]:
+    topic, tasks = _draw(rng, wanted)
+    opening = rng.choice(("Write about the", "Tell me about the"))
+    prompt = " ".join([f"{opening} {topic}.", *(task.text for task in tasks)])
+    return prompt, topic, tasks
 
 
 def file_object(prompt: str, tasks: list[Task], index: int) -> dict[str, Any]:
     """Returns one line of the published instruction-following file (paper 6.1)."""
-    return {
-        "id": index,
-        "prompt": prompt,
-        "instruction_id_list": [task.id for task in tasks],
-        "kwargs": [dict(task.kwargs) or None for task in tasks],
-        "responses_create_params": {"input": [{"role": "user", "content": prompt}], "tools": []},
-        "agent_ref": {"type": "responses_api_agents", "name": AGENT},
-        "dataset": "generated_instruction_following",
-    }
+    return drawing.file_object(
+        index,
+        prompt,
+        AGENT,
+        "generated_instruction_following",
+        prompt=prompt,
+        instruction_id_list=[task.id for task in tasks],
+        kwargs=[dict(task.kwargs) or None for task in tasks],
+    )
 
 
 def generate(split: str, count: int, seed: int, wanted: Sequence[int] = WANTED) -> Iterator[Row]:
@@ -79,8 +68,7 @@ def demonstrations(
     split: str, count: int, seed: int, slip: float, wanted: Sequence[int] = WANTED
 ) -> Iterator[Conversation]:
     """Yields the prompts of `generate`, answered by one who forgets constraints at rate `slip`."""
-    if not 0 <= slip <= 1:
-        raise RowError(f"instruction demonstrations: slip {slip} is not between 0 and 1")
+    drawing.check_slip("instruction", slip)
     rng = random.Random(f"instruction answers {split} {seed}")
     for index, (prompt, topic, tasks) in enumerate(prompts(split, count, seed, wanted)):
         kept = {task.kind: task.kwargs for task in tasks if rng.random() >= slip}
