@@ -39,7 +39,7 @@ def stage(**changes):
 
 def stage_micro(**changes):
     """Prompts with a single constraint, for a model too small for several."""
-    config = stage(steps=40, prompts_per_step=16)
+    config = stage(prompts_per_step=16)
     config.data = common.rows_of(
         "instruction_following", count=2048, instruction_following="instruction_single"
     )

@@ -53,7 +53,7 @@ def stage(**changes):
 
 
 def stage_micro():
-    config = stage(steps=20, prompts_per_step=16)
+    config = stage(steps=20, prompts_per_step=32)
     config.data = common.rows_of(*SHARES, count=2048, instruction_following="instruction_single")
     return config
 
@@ -67,6 +67,7 @@ def stage_nano():
     config.optim = common.adamw(
         lr=2e-6, warmup_steps=30, warmup_from=2e-7, frozen=("router", "correction_bias")
     )
+    config.teacher_rows = 64
     config.reward.workers = 16
     return config
 

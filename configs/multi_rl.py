@@ -22,7 +22,7 @@ def stage(**changes):
 
 
 def stage_micro():
-    config = grpo.stage_micro(steps=20, **DIFFERENCES)
+    config = grpo.stage_micro(steps=15, **DIFFERENCES)
     config.data = common.rows_of("multiple_choice", "structured_output", count=2048)
     return config
 

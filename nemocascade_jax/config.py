@@ -555,7 +555,7 @@ class StageConfig:
 @record
 class SFTConfig:
     kind: Literal["sft"]
-    parent: str | None  # None: the stage before in `order`
+    parent: str | None  # None: the stage before in `order`; "init": the run's starting weights
     steps: Count
     microbatches: Count
     data: dict[str, SourceConfig]
@@ -616,6 +616,7 @@ class TeacherName(NamedTuple):
 
 
 BEST = TeacherName(None, None, None)
+INIT = "init"  # the weights of `config.init`, as a parent
 
 
 def parse_teacher(text: str) -> TeacherName:
@@ -699,6 +700,8 @@ class RunConfig:
         if not self.order:
             raise ConfigError("order", "empty; name at least one stage")
         for index, name in enumerate(self.order):
+            if name == INIT:
+                raise ConfigError(f"order[{index}]", "'init' names the starting weights; rename it")
             if name not in self.stages:
                 raise ConfigError(
                     f"order[{index}]", f"no stage {name!r}{_nearest(name, self.stages)}"
@@ -711,19 +714,30 @@ class RunConfig:
             if isinstance(stage, GRPOConfig | MOPDConfig):
                 self._check_lengths(stage.sampling, f"stages.{name}.sampling")
             if isinstance(stage, MOPDConfig):
+                ways = math.prod(self.mesh.shape[axis] for axis in self.mesh.rules.batch)
+                if stage.teacher_rows % ways:
+                    raise ConfigError(
+                        f"stages.{name}.teacher_rows",
+                        f"{stage.teacher_rows} rows cannot be laid over the mesh's {ways} batch "
+                        f"shards; take a multiple of {ways}",
+                    )
                 for domain, text in stage.teachers.items():
                     self._check_teacher(index, domain, text)
         self._check_lengths(self.evaluation.sampling, "evaluation.sampling")
 
     def parent(self, name: str) -> str | None:
-        """Returns the stage that `name` starts from: its own `parent`, or the one before in `order`."""
+        """Returns the stage that `name` starts from: its own `parent`, or the one before in `order`.
+
+        None means the weights of `init`.
+        """
         index = self.order.index(name)
         said: str | None = self.stages[name].parent  # type: ignore[attr-defined]
-        return said or (self.order[index - 1] if index else None)
+        before = self.order[index - 1] if index else None
+        return None if said == INIT else said or before
 
     def _check_parent(self, index: int, name: str) -> None:
         said: str | None = self.stages[name].parent  # type: ignore[attr-defined]
-        if said is None or said in self.order[:index]:
+        if said is None or said == INIT or said in self.order[:index]:
             return
         where = f"stages.{name}.parent"
         if said not in self.order:

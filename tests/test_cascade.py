@@ -10,6 +10,7 @@ from nemocascade_jax import config_file, metrics
 from nemocascade_jax.cascade import inputs as cascade_inputs
 from nemocascade_jax.cascade.graph import Console, run_cascade
 from nemocascade_jax.errors import InputError, Stopped
+from nemocascade_jax.formats.checkpoint import checkpoint_steps
 from nemocascade_jax.rows.records import Score
 
 DOMAINS = ("instruction_following", "math", "multiple_choice", "structured_output")
@@ -96,6 +97,24 @@ def same_bytes(one, other):
     assert len(names) == 28
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def kept(workdir):
+    """Returns the checkpoints that are there, by stage."""
+    return {
+        folder: checkpoint_steps(workdir / folder / "checkpoints") for folder in sorted(FOLDERS)
+    }
+
+
+def test_what_is_kept_is_scored_best_or_teaching(straight):
+    """One a stage is kept by age; beside it those that are best at a domain, teach, or are named."""
+    ledger = json.loads((straight / "cascade.json").read_text())
+    needed = {("sft", 4)} | {(best["stage"], best["step"]) for best in ledger["best"].values()}
+    needed |= {(t["stage"], t["step"]) for t in ledger["teachers"]["mopd"].values()}
+    needed |= {(folder[3:], steps) for folder, steps in FOLDERS.items()}
+    found = {(folder[3:], step) for folder, steps in kept(straight).items() for step in steps}
+    assert found == needed
+    assert len(found) < 8  # of the eight that were saved, some are gone
 
 
 def test_a_run_leaves_every_file_in_its_shape(straight):
@@ -185,6 +204,7 @@ def test_a_stopped_run_comes_back_as_if_nothing_had_happened(
     same_bytes(straight, tmp_path)
     one, other = (json.loads((path / "cascade.json").read_text()) for path in (straight, tmp_path))
     assert one["stages"]["mopd"]["digest"] == other["stages"]["mopd"]["digest"]
+    assert kept(straight) == kept(tmp_path)
 
 
 def test_a_crash_between_checkpoints_redoes_the_lost_steps(root, grade, straight, tmp_path):

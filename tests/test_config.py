@@ -131,6 +131,8 @@ def test_an_int_stands_for_a_float():
         ("stages.mopd.sampling.temperature=0.7", "distillation compares the plain distributions"),
         ("stages.mopd.sampling.top_p=0.9", "stages.mopd.sampling.top_p: 0.9"),
         ("stages.mopd.ratio_high=0.9", "the band 0.5 to 0.9 leaves out the ratio 1"),
+        ("order=init,sft", "'init' names the starting weights; rename it"),
+        ("stages.mopd.teacher_rows=5", "5 rows cannot be laid over the mesh's 2 batch shards"),
         ("evaluation.confirmation=512", "512 rows leave none of the 512 of domains."),
         ("stages.if_rl.group_size=1", "config.stages.if_rl.group_size: expected int at least 2"),
         ("stages.if_rl.microbatches=7", "config.stages.if_rl.microbatches: 7 does not divide"),

@@ -44,17 +44,17 @@ def main() -> None:
 def read(workdir: pathlib.Path) -> Study:
     ledger = json.loads((workdir / "cascade.json").read_text())
     seed = json.loads((workdir / "config.json").read_text())["seed"]
-    teacher = ledger["teachers"]["mopd_math"][DOMAIN]
-    again = score_of(ledger, teacher["stage"], "confirmation")[teacher["step"]]
-    first = score_of(ledger, "if_rl", "selection")
-    start = first[max(first)]
+    recovery = next(one for one in ledger["recoveries"] if one["domain"] == DOMAIN)
+    level = recovery["teacher_score"]
+    start = score_of(ledger, "init", "selection")[0]
+    count = next(one["n"] for one in ledger["scores"] if one["rows"] == "confirmation")
     curves = {}
     for branch in BRANCHES:
         found = {0: start, **score_of(ledger, branch, "selection")}
         steps = sorted(found)
         scores, errors = zip(*(found[step] for step in steps), strict=True)
         curves[branch] = Curve(steps, list(scores), list(errors))
-    return Study(seed, curves, *again)
+    return Study(seed, curves, level, math.sqrt(level * (1 - level) / count))
 
 
 def score_of(ledger: dict, stage: str, rows: str) -> dict[int, tuple[float, float]]:

@@ -11,11 +11,11 @@ import jax
 
 from nemocascade_jax import metrics as logs
 from nemocascade_jax.cascade.inputs import Inputs
-from nemocascade_jax.cascade.ledger import INIT, Ledger, open_ledger
+from nemocascade_jax.cascade.ledger import Ledger, open_ledger
 from nemocascade_jax.cascade.scores import Scores, stage_folder
 from nemocascade_jax.cascade.teachers import choose_teachers, load_teachers
 from nemocascade_jax.cascade.watcher import Console, Watcher
-from nemocascade_jax.config import ModelConfig, MOPDConfig, RunConfig, parse_teacher
+from nemocascade_jax.config import INIT, ModelConfig, MOPDConfig, RunConfig, parse_teacher
 from nemocascade_jax.data.batches import make_stream
 from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.errors import InputError
@@ -125,10 +125,6 @@ class House:
         if self.run.init == "scratch":
             return init_params(self.specs, jax.random.key(self.run.seed), self.shardings)
         loaded = load_model(self.run.init)
-        if loaded.cfg != self.run.model:
-            raise InputError(
-                f"config.init: {self.run.init} holds another model than config.model describes"
-            )
         return jax.device_put(loaded.params, self.shardings)
 
     def _abstract(self) -> Any:

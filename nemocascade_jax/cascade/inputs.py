@@ -13,7 +13,7 @@ from nemocascade_jax.config import MOPDConfig, RunConfig, SFTConfig, SourceConfi
 from nemocascade_jax.data.compatible import refuse_other_ids, refuse_other_prompts
 from nemocascade_jax.data.tokenizer import Tokenizer, load_tokenizer
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.formats.model_folder import check_model_folder
+from nemocascade_jax.formats.model_folder import ModelFolder, check_model_folder
 from nemocascade_jax.metrics import write_text
 from nemocascade_jax.rewards import REWARDS, check_row, reward_for
 from nemocascade_jax.rows.records import Row
@@ -40,6 +40,8 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
             f"config.tokenizer: {run.tokenizer} has {tokenizer.size} ids, config.model.vocab_size is "
             f"{run.model.vocab_size}; every id needs a row of the embedding"
         )
+    if run.init != "scratch" and _folder("init", run.init).cfg != run.model:
+        raise InputError(f"config.init: {run.init} holds another model than config.model describes")
     outside = {
         (name, domain): _outside_tokenizer(f"stages.{name}.teachers.{domain}", folder, tokenizer)
         for name, domain, folder in _folders(run)
@@ -84,10 +86,7 @@ def _folders(run: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 def _outside_tokenizer(key: str, folder: str, student: Tokenizer) -> Tokenizer:
     """Returns the tokenizer of a teacher's folder; refuses a teacher with other ids than the student's."""
-    try:
-        found = check_model_folder(folder)
-    except InputError as error:
-        raise InputError(f"config.{key}: {str(error).removeprefix('--model ')}") from None
+    found = _folder(key, folder)
     where = f"config.{key}: {folder}"
     if found.tokenizer is None:
         raise InputError(
@@ -96,6 +95,14 @@ def _outside_tokenizer(key: str, folder: str, student: Tokenizer) -> Tokenizer:
         )
     refuse_other_ids(student, found.tokenizer, where)
     return found.tokenizer
+
+
+def _folder(key: str, folder: str) -> ModelFolder:
+    """Returns what a model folder says; a fault names the config's key."""
+    try:
+        return check_model_folder(folder)
+    except InputError as error:
+        raise InputError(f"config.{key}: {str(error).removeprefix('--model ')}") from None
 
 
 def _by_domain(name: str, stage: MOPDConfig, sources: Sequence[Weighted]) -> dict[str, list[Row]]:

@@ -12,12 +12,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from nemocascade_jax.config import INIT
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.evaluate import Evaluation
 from nemocascade_jax.metrics import write_text
 
 VERSION = 2
-INIT = "init"  # the starting weights, as a parent and in the scores
 TABLES = ("stages", "best", "teachers")
 ROWS = ("selection", "confirmation")
 LISTS = ("scores", "differences", "gates", "triggers", "recoveries")

@@ -10,8 +10,8 @@ from typing import Any
 
 from nemocascade_jax import metrics as logs
 from nemocascade_jax.cascade import gates
-from nemocascade_jax.cascade.ledger import INIT, Ledger
-from nemocascade_jax.config import MOPDConfig, RunConfig, parse_teacher
+from nemocascade_jax.cascade.ledger import Ledger
+from nemocascade_jax.config import INIT, CheckpointConfig, MOPDConfig, RunConfig, parse_teacher
 from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.evaluate import Evaluate, Evaluation, from_records
 from nemocascade_jax.formats.checkpoint import checkpoint_steps, remove_checkpoint
@@ -148,8 +148,10 @@ class Scores:
         for stage in self.run.order:
             folder = stage_folder(self.workdir, self.run.order, stage) / "checkpoints"
             steps = checkpoint_steps(folder)
-            keep: int = self.run.stages[stage].checkpoint.keep  # type: ignore[attr-defined]
-            for step in steps[:-keep]:
+            plan: CheckpointConfig = self.run.stages[stage].checkpoint  # type: ignore[attr-defined]
+            # a signal saves between the scored steps; such a checkpoint goes when the next is there
+            due = [step for step in steps if step % plan.every_steps == 0 or step == steps[-1]]
+            for step in set(steps) - set(due[-plan.keep :]):
                 if (stage, step) not in needed:
                     remove_checkpoint(folder, step)
 
