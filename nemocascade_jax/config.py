@@ -510,8 +510,8 @@ class RewardConfig:
 class EvaluationConfig:
     """Held-out rows a domain, scored on every kept checkpoint with common random numbers.
 
-    The last `confirmation` rows of a domain are a second set, on which a chosen teacher is measured
-    again: the score it was chosen by is flattered by the choice.
+    `confirmation` of a domain's rows, spread evenly, are a second set, on which a chosen teacher is
+    measured again: the score it was chosen by is flattered by the choice.
     """
 
     domains: dict[str, SourceConfig]

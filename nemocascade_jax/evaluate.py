@@ -67,6 +67,14 @@ def from_records(records: Iterable[dict[str, Any]]) -> list[Evaluation]:
     return [Evaluation(*about, tuple(entries)) for about, entries in found.items()]
 
 
+def in_second_set(index: int, rows: int, wanted: int) -> bool:
+    """Returns whether a row is one of the `wanted` that are spread evenly over all rows.
+
+    Neighbours of a file or generator are alike, its two ends may not be.
+    """
+    return (index + 1) * wanted // rows > index * wanted // rows
+
+
 class Evaluate(Protocol):
     """Scores parameters on the held-out rows of some domains, or of all."""
 
@@ -103,11 +111,11 @@ def make_evaluate(
         for domain, of_domain in rows.items():
             if domains is not None and domain not in domains:
                 continue
-            first = len(of_domain) - config.confirmation
-            kept = range(first) if which == "selection" else range(first, len(of_domain))
             taken = [
                 (index, row, rollout.render_row(row, tokenizer, config.sampling))
-                for index, row in ((index, of_domain[index]) for index in kept)
+                for index, row in enumerate(of_domain)
+                if in_second_set(index, len(of_domain), config.confirmation)
+                == (which == "confirmation")
             ]
             key = sample_key(config.seed, f"evaluation/{domain}", 0)
             for mode, sampler in samplers.items():

@@ -3,7 +3,7 @@
 import pytest
 
 from nemocascade_jax.cascade import gates
-from nemocascade_jax.evaluate import Evaluation
+from nemocascade_jax.evaluate import Evaluation, in_second_set
 
 BEST = {"stage": "sft", "step": 4}
 TEACHER = {"stage": "sft", "step": 4, "path": None}
@@ -66,3 +66,12 @@ def test_differences_pair_what_both_have_and_skip_failed_rows():
     after = [scored(1.0, None, 1.0), scored(1.0, mode="greedy")]
     found = gates.differences("if_rl", "sft", after, [scored(0.0, 0.0, 1.0)])
     assert [(entry["mode"], entry["difference"]) for entry in found] == [("sampled", 0.5)]
+
+
+def test_the_second_set_is_spread_evenly():
+    """A half is every other row, a third every third, none is none; the count is exact."""
+    half = [in_second_set(index, 6, 3) for index in range(6)]
+    assert half == [False, True] * 3
+    assert [in_second_set(index, 6, 2) for index in range(6)] == [False, False, True] * 2
+    for wanted in (0, 1, 5, 7):
+        assert sum(in_second_set(index, 10, wanted) for index in range(10)) == wanted
