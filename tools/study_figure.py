@@ -7,9 +7,10 @@ Writes OUT.svg, one panel a run, and prints the table of docs/study_mopd.md.
 
 import argparse
 import json
-import math
 import pathlib
 from typing import NamedTuple
+
+from nemocascade_jax.evaluate import paired_difference
 
 BRANCHES = {"mopd_math": ("MOPD", "#0b6e99"), "grpo_math": ("GRPO", "#c2571a")}
 DOMAIN = "math"
@@ -17,13 +18,16 @@ WIDTH, HEIGHT, LEFT, BOTTOM, GAP = 300, 240, 44, 40, 16
 
 
 class Curve(NamedTuple):
+    """Held-out score by update; `errors_below` counts paired standard errors below the teacher."""
+
     steps: list[int]
     scores: list[float]
     errors: list[float]
+    errors_below: list[float]
 
 
 class Study(NamedTuple):
-    """One run: a curve a branch, and the teacher's score re-measured on the second held-out set."""
+    """One run: a curve a branch, and the teacher's score, measured in this run on the same rows."""
 
     seed: int
     curves: dict[str, Curve]
@@ -44,17 +48,23 @@ def main() -> None:
 def read(workdir: pathlib.Path) -> Study:
     ledger = json.loads((workdir / "cascade.json").read_text())
     seed = json.loads((workdir / "config.json").read_text())["seed"]
-    recovery = next(one for one in ledger["recoveries"] if one["domain"] == DOMAIN)
-    level = recovery["teacher_score"]
+    teacher = ledger["teachers"]["mopd_math"][DOMAIN]
     start = score_of(ledger, "init", "selection")[0]
-    count = next(one["n"] for one in ledger["scores"] if one["rows"] == "confirmation")
+    folders = {name: workdir / f"{index:02d}_{name}" for index, name in enumerate(BRANCHES, 1)}
+    known = rewards(folders["mopd_math"] / "evaluations" / f"teacher.{DOMAIN}.jsonl")
+    begin = rewards(workdir / "00_init" / "evaluations" / "0.jsonl")
     curves = {}
-    for branch in BRANCHES:
+    for branch, folder in folders.items():
         found = {0: start, **score_of(ledger, branch, "selection")}
         steps = sorted(found)
         scores, errors = zip(*(found[step] for step in steps), strict=True)
-        curves[branch] = Curve(steps, list(scores), list(errors))
-    return Study(seed, curves, level, math.sqrt(level * (1 - level) / count))
+        below = []
+        for step in steps:
+            path = folder / "evaluations" / f"{step}.jsonl"
+            mean, error = paired_difference(rewards(path) if step else begin, known)
+            below.append(-mean / error)
+        curves[branch] = Curve(steps, list(scores), list(errors), below)
+    return Study(seed, curves, teacher["score"], teacher["standard_error"])
 
 
 def score_of(ledger: dict, stage: str, rows: str) -> dict[int, tuple[float, float]]:
@@ -67,28 +77,36 @@ def score_of(ledger: dict, stage: str, rows: str) -> dict[int, tuple[float, floa
     }
 
 
-def reached(curve: Curve, study: Study, errors: float) -> int | None:
-    """Returns the first step within `errors` standard errors of the teacher's level, None if never."""
-    for step, score, error in zip(*curve, strict=True):
-        if score >= study.teacher - errors * math.hypot(error, study.teacher_error):
-            return step
-    return None
+def rewards(path: pathlib.Path) -> list[float | None]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["reward"] for line in lines if line["domain"] == DOMAIN]
+
+
+def reached(curve: Curve) -> int | None:
+    """Returns the first step from which on the score stays within two paired errors of the teacher's."""
+    first = None
+    for step, below in zip(curve.steps, curve.errors_below, strict=True):
+        if below > 2:
+            first = None
+        elif first is None:
+            first = step
+    return first
 
 
 def table(studies: list[Study]) -> list[str]:
     lines = [
-        "| seed | student | teacher again | updates to within 2 s.e.: MOPD | GRPO | to the level itself: "
-        "MOPD | GRPO | after all updates: MOPD | GRPO |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| seed | student | teacher | updates, MOPD | updates, GRPO | at the end, MOPD | at the end, GRPO |",
+        "|---|---|---|---|---|---|---|",
     ]
     for study in studies:
         cells = [str(study.seed), f"{study.curves['mopd_math'].scores[0]:.3f}"]
-        cells.append(f"{study.teacher:.3f} ({study.teacher_error:.3f})")
-        for errors in (2.0, 0.0):
-            for branch in BRANCHES:
-                step = reached(study.curves[branch], study, errors)
-                cells.append("not" if step is None else str(step))
-        cells += [f"{study.curves[branch].scores[-1]:.3f}" for branch in BRANCHES]
+        cells.append(f"{study.teacher:.3f}")
+        for branch in BRANCHES:
+            step = reached(study.curves[branch])
+            cells.append("not reached" if step is None else str(step))
+        for branch in BRANCHES:
+            curve = study.curves[branch]
+            cells.append(f"{curve.scores[-1]:.3f} ({-curve.errors_below[-1]:+.1f} errors)")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -126,10 +144,11 @@ def panel(study: Study, *, labels: bool) -> list[str]:
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + 32}" text-anchor="middle">updates</text>')
     level = (1 - study.teacher) * HEIGHT
     parts.append(f'<path d="M0,{level:.1f}H{WIDTH}" stroke="#555" stroke-dasharray="5 4"/>')
-    parts.append(f'<text x="{WIDTH - 4}" y="{level - 5:.1f}" text-anchor="end">teacher</text>')
+    parts.append(f'<text x="4" y="{level - 5:.1f}">teacher</text>')
     for branch, (name, color) in BRANCHES.items():
         curve = study.curves[branch]
-        around = list(zip(*curve, strict=True))
+        place = -10 if branch == "mopd_math" else 20  # above its end, below its end
+        around = list(zip(*curve[:3], strict=True))
         upper = [at(step, score + 2 * error) for step, score, error in around]
         lower = [at(step, score - 2 * error) for step, score, error in reversed(around)]
         points = " ".join(at(step, score) for step, score, _ in around)
@@ -139,7 +158,7 @@ def panel(study: Study, *, labels: bool) -> list[str]:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         x, y = at(curve.steps[-1], curve.scores[-1]).split(",")
         parts.append(
-            f'<text x="{float(x) - 4:.1f}" y="{float(y) + 16:.1f}" text-anchor="end" fill="{color}">'
+            f'<text x="{float(x) - 4:.1f}" y="{float(y) + place:.1f}" text-anchor="end" fill="{color}">'
             f"{name}</text>"
         )
     return parts

@@ -191,7 +191,6 @@ class House:
         if config.trigger == "fallen" and not fallen:
             return None
         chosen = choose_teachers(name, config, ledger)
-        ledger.set_teachers(name, chosen)
         teachers = load_teachers(
             chosen, self.run.model, of_stage=self.params_at, of_folder=self._folder
         )
@@ -203,7 +202,9 @@ class House:
                 scores.confirm(entry["stage"], entry["step"], [domain])
             else:
                 evaluate = self.evaluate_for(teachers[domain].model)
-                scores.confirm_folder(name, domain, evaluate, teachers[domain].load)
+                one = scores.measure_folder(name, domain, evaluate, teachers[domain].load)
+                entry |= {"score": one.mean, "standard_error": one.standard_error}
+        ledger.set_teachers(name, chosen)
         scores.confirm(parent, at)
         return teachers
 

@@ -13,7 +13,7 @@ from nemocascade_jax.cascade import gates
 from nemocascade_jax.cascade.ledger import Ledger
 from nemocascade_jax.config import INIT, CheckpointConfig, MOPDConfig, RunConfig, parse_teacher
 from nemocascade_jax.digest import weights_digest
-from nemocascade_jax.evaluate import Evaluate, Evaluation, from_records
+from nemocascade_jax.evaluate import Evaluate, Evaluation, RowSet, from_records
 from nemocascade_jax.formats.checkpoint import checkpoint_steps, remove_checkpoint
 
 
@@ -55,14 +55,17 @@ class Scores:
             self._enter(stage, step, params, there)
         return [one for one in there if one.domain in wanted]
 
-    def confirm_folder(
+    def measure_folder(
         self, stage: str, domain: str, evaluate: Evaluate, load: Callable[[], Any]
-    ) -> None:
-        """Scores a teacher that comes from outside the run on its domain's second set, once."""
-        path = self._file(stage, _teacher(domain), "confirmation")
-        if self.run.evaluation.confirmation and not path.is_file():
-            found = evaluate(load(), "confirmation", greedy=False, domains=[domain])
-            logs.write_lines(path, [record for one in found for record in one.records])
+    ) -> Evaluation:
+        """Scores a teacher from outside the run on its domain, once; returns its first-set score."""
+        sets: tuple[RowSet, ...] = ("selection", "confirmation")
+        for rows in sets[: 2 if self.run.evaluation.confirmation else 1]:
+            path = self._file(stage, _teacher(domain), rows)
+            if not path.is_file():
+                found = evaluate(load(), rows, greedy=False, domains=[domain])
+                logs.write_lines(path, [record for one in found for record in one.records])
+        return self._one(stage, _teacher(domain), domain, "selection")
 
     def read(self, stage: str, step: int | str, rows: str) -> list[Evaluation]:
         """Returns the stored evaluations of a checkpoint, none where there is no file."""
