@@ -38,7 +38,8 @@ def write_teacher(folder, files):
 
 
 def load(teacher, *overrides):
-    changes = {f"stages.mopd.teachers.{domain}": str(teacher) for domain in DOMAINS}
+    changes = {"init": "scratch"}
+    changes |= {f"stages.mopd.teachers.{domain}": str(teacher) for domain in DOMAINS}
     changes |= {f"stages.mopd.data.{domain}.count": "4" for domain in DOMAINS}
     changes |= {f"evaluation.domains.{domain}.count": "300" for domain in DOMAINS}
     run = config_file.load_config(WHERE, [*changes.items(), *overrides]).run
