@@ -50,6 +50,12 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
     for name in sorted(run.order, key=lambda name: not isinstance(run.stages[name], MOPDConfig)):
         stage: Any = run.stages[name]
         kind = "conversation" if isinstance(stage, SFTConfig) else "row"
+        if isinstance(stage, MOPDConfig):  # domains first: the check of every row takes longer
+            parsed = [
+                load_rows(source, "row", known=REWARDS).rows for source in stage.data.values()
+            ]
+            known: list[Any] = [[row for row in rows if row.agent in REWARDS] for rows in parsed]  # type: ignore[union-attr]
+            _by_domain(name, stage, [(rows, 1.0) for rows in known])
         stages[name] = [
             (_load(source, kind, f"{name}.data.{key}", say), source.weight)
             for key, source in stage.data.items()
