@@ -46,18 +46,13 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
         (name, domain): _outside_tokenizer(f"stages.{name}.teachers.{domain}", folder, tokenizer)
         for name, domain, folder in _folders(run)
     }
+    unchecked: list[Row] = []  # checked last: what a config alone can be wrong about is cheaper
     stages: dict[str, list[Weighted]] = {}
     for name in sorted(run.order, key=lambda name: not isinstance(run.stages[name], MOPDConfig)):
         stage: Any = run.stages[name]
         kind = "conversation" if isinstance(stage, SFTConfig) else "row"
-        if isinstance(stage, MOPDConfig):  # domains first: the check of every row takes longer
-            parsed = [
-                load_rows(source, "row", known=REWARDS).rows for source in stage.data.values()
-            ]
-            known: list[Any] = [[row for row in rows if row.agent in REWARDS] for rows in parsed]  # type: ignore[union-attr]
-            _by_domain(name, stage, [(rows, 1.0) for rows in known])
         stages[name] = [
-            (_load(source, kind, f"{name}.data.{key}", say), source.weight)
+            (_load(source, kind, f"{name}.data.{key}", say, unchecked), source.weight)
             for key, source in stage.data.items()
         ]
         if isinstance(stage, MOPDConfig):
@@ -73,9 +68,11 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
                         thinking=stage.sampling.thinking,
                     )
     evaluation = {
-        domain: _load(source, "row", f"evaluation.{domain}", say)
+        domain: _load(source, "row", f"evaluation.{domain}", say, unchecked)
         for domain, source in run.evaluation.domains.items()
     }
+    for row in unchecked:
+        check_row(row)
     return Inputs(tokenizer, stages, evaluation)
 
 
@@ -132,8 +129,17 @@ def _by_domain(name: str, stage: MOPDConfig, sources: Sequence[Weighted]) -> dic
     return found
 
 
-def _load(source: SourceConfig, kind: Any, where: str, say: Callable[[str], None]) -> list[Any]:
-    loaded = load_rows(source, kind, check_row, known=REWARDS)
+def _load(
+    source: SourceConfig,
+    kind: Any,
+    where: str,
+    say: Callable[[str], None],
+    unchecked: list[Row],
+) -> list[Any]:
+    """Returns the rows of a source; where a bad one is refused, its rows are left for a later check."""
+    later = kind == "row" and source.on_bad_row == "refuse"
+    loaded = load_rows(source, kind, None if later else check_row, known=REWARDS)
+    unchecked += loaded.rows if later else []  # type: ignore[arg-type]
     for line in loaded.skipped[:5]:
         say(f"{where}: skipped {line}")
     if len(loaded.skipped) > 5:

@@ -54,7 +54,13 @@ def differs(gold: str, answer: str) -> str:
 
     def decide(left: str, right: str) -> bool:
         asked.append(_refused(left, right) if len(asked) < MOST else "too many to compare")
-        return not asked[-1] and symbols.same(left, right)
+        if asked[-1]:
+            return False
+        try:
+            return symbols.same(left, right)
+        except symbols.Undecided as problem:
+            asked[-1] = f"not equal: {problem}"
+            return False
 
     if values.same(_read(gold), value, decide):
         return ""

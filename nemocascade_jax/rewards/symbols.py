@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import re
+import tokenize
 from typing import Any
 
 from nemocascade_jax.rewards.latex import deepest, split
@@ -19,6 +20,25 @@ LONGEST = 300  # characters of an expression
 DIGITS = 3  # of a number in an exponent or under a factorial
 DEEPEST = 8  # brackets in brackets
 LARGEST_POWER = 200  # product of the exponents of brackets
+
+
+# What computer algebra raises on a text that is no mathematics. Anything else is the grader's own
+# fault and reaches the worker, which calls the row failed.
+ALGEBRA_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+)
+
+
+class Undecided(Exception):
+    """An answer that the package can neither read nor compare: the answer's own fault."""
 
 
 @functools.cache
@@ -40,19 +60,20 @@ def warm() -> None:
 
 
 def same(gold: str, answer: str) -> bool:
-    """Returns whether two readable expressions are equal, taken in either order."""
+    """Returns whether two readable expressions are equal, taken in either order.
+
+    Raises Undecided for an answer that cannot be read or compared, and why.
+    """
     left, right = parse(gold), parse(answer)
     if not left or not right:
-        return False
+        raise Undecided("not an expression that can be read")
     verify = library().verify
     try:
         return bool(
             verify(left, right, timeout_seconds=None) or verify(right, left, timeout_seconds=None)
         )
-    except MemoryError:
-        raise
-    except Exception:
-        return False  # whatever computer algebra raises on an answer is the answer's fault
+    except ALGEBRA_FAULTS as error:
+        raise Undecided(f"cannot be compared ({type(error).__name__})") from None
 
 
 def parse(text: str) -> list[Any]:
@@ -65,9 +86,7 @@ def parse(text: str) -> list[Any]:
             fallback_mode="no_fallback",
             parsing_timeout=None,
         )
-    except MemoryError:
-        raise
-    except Exception:
+    except ALGEBRA_FAULTS:
         return []
 
 

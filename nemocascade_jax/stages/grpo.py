@@ -13,41 +13,34 @@ from nemocascade_jax import losses, rollout
 from nemocascade_jax.config import GRPOConfig
 from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.optim import make_optimizer, trained_leaves
 from nemocascade_jax.rollout import Graded, Group
 from nemocascade_jax.sampler.sampling import sample_key
 from nemocascade_jax.sampler.scoring import make_scorer
 from nemocascade_jax.stages.draw import dropped_records, group_metrics, make_draw
 from nemocascade_jax.stages.handles import StageIO
+from nemocascade_jax.stages.updates import make_sampled_loss, run_updates
 from nemocascade_jax.state import Batch, TrainState
-from nemocascade_jax.train import Collected, fit, load_metrics, make_train_step, put_batch
+from nemocascade_jax.train import Collected, LossSum, put_batch
 
 
 def grpo(state: TrainState, config: GRPOConfig, io: StageIO) -> TrainState:
     """Returns the state after `config.steps` updates, or earlier when every group is solved."""
-    step = make_train_step(
-        make_loss_sum(config, io),
-        make_optimizer(config.optim, io.specs, config.steps),
-        config.microbatches,
-        trained_leaves(config.optim, io.specs),
+    return run_updates(
+        state,
+        config,
+        io,
+        collect=make_collect(config, io),
+        loss_sum=make_loss_sum(config, io),
     )
-    return fit(state, make_collect(config, io), step, config.steps, io.after_step)
 
 
-def make_loss_sum(config: GRPOConfig, io: StageIO) -> Callable[[Any, Batch], tuple[jax.Array, Any]]:
+def make_loss_sum(config: GRPOConfig, io: StageIO) -> LossSum:
     """Returns the summed policy-gradient loss with its metrics."""
-    scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
-
-    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        scored = scorer(params, batch)
-        total, sums = losses.policy_gradient_sum(scored.logprobs, batch, config.kl_coef)
-        answer = batch.completion_mask
-        sums["policy/entropy"] = (losses.masked(scored.entropy, answer).sum(), answer.sum())
-        sums["policy/near_tie_frac"] = ((scored.near_tie & answer).sum(), answer.sum())
-        largest = losses.sampler_gap(scored.logprobs, batch, scored.near_tie)
-        return total, (sums, largest | load_metrics(scored.expert_load))
-
-    return loss_sum
+    return make_sampled_loss(
+        config,
+        io,
+        lambda logprobs, batch: losses.policy_gradient_sum(logprobs, batch, config.kl_coef),
+    )
 
 
 def make_collect(config: GRPOConfig, io: StageIO) -> Callable[[TrainState], Collected]:

@@ -13,43 +13,34 @@ import numpy as np
 from nemocascade_jax import losses, rollout
 from nemocascade_jax.config import MOPDConfig
 from nemocascade_jax.digest import weights_digest
-from nemocascade_jax.optim import make_optimizer, trained_leaves
 from nemocascade_jax.rewards import reward_for
 from nemocascade_jax.rollout import Group, Packed
 from nemocascade_jax.sampler.sampling import sample_key
 from nemocascade_jax.sampler.scoring import make_scorer
 from nemocascade_jax.stages.draw import dropped_records, group_metrics, make_draw
 from nemocascade_jax.stages.handles import StageIO, Teacher
+from nemocascade_jax.stages.updates import make_sampled_loss, run_updates
 from nemocascade_jax.state import Batch, TrainState
-from nemocascade_jax.train import Collected, fit, load_metrics, make_train_step, put_batch
+from nemocascade_jax.train import Collected, LossSum, put_batch
 
 
 def mopd(state: TrainState, config: MOPDConfig, io: StageIO) -> TrainState:
     """Returns the state after `config.steps` updates towards the teachers of `io.teachers`."""
-    step = make_train_step(
-        make_loss_sum(config, io),
-        make_optimizer(config.optim, io.specs, config.steps),
-        config.microbatches,
-        trained_leaves(config.optim, io.specs),
+    return run_updates(
+        state,
+        config,
+        io,
+        collect=make_collect(config, io),
+        loss_sum=make_loss_sum(config, io),
     )
-    return fit(state, make_collect(config, io), step, config.steps, io.after_step)
 
 
-def make_loss_sum(config: MOPDConfig, io: StageIO) -> Callable[[Any, Batch], tuple[jax.Array, Any]]:
+def make_loss_sum(config: MOPDConfig, io: StageIO) -> LossSum:
     """Returns the summed distillation loss with its metrics."""
-    scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
     band = (config.ratio_low, config.ratio_high)
-
-    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        scored = scorer(params, batch)
-        total, sums = losses.distillation_sum(scored.logprobs, batch, band)
-        answer = batch.completion_mask
-        sums["policy/entropy"] = (losses.masked(scored.entropy, answer).sum(), answer.sum())
-        sums["policy/near_tie_frac"] = ((scored.near_tie & answer).sum(), answer.sum())
-        largest = losses.sampler_gap(scored.logprobs, batch, scored.near_tie)
-        return total, (sums, largest | load_metrics(scored.expert_load))
-
-    return loss_sum
+    return make_sampled_loss(
+        config, io, lambda logprobs, batch: losses.distillation_sum(logprobs, batch, band)
+    )
 
 
 def make_collect(config: MOPDConfig, io: StageIO) -> Callable[[TrainState], Collected]:

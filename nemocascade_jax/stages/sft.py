@@ -12,22 +12,22 @@ from nemocascade_jax import losses
 from nemocascade_jax.config import SFTConfig
 from nemocascade_jax.data import chat
 from nemocascade_jax.data.batches import make_sft_batches
-from nemocascade_jax.optim import make_optimizer, trained_leaves
 from nemocascade_jax.sampler.scoring import make_scorer
 from nemocascade_jax.stages.handles import StageIO
+from nemocascade_jax.stages.updates import run_updates
 from nemocascade_jax.state import Batch, TrainState
-from nemocascade_jax.train import Collected, fit, load_metrics, make_train_step, put_batch
+from nemocascade_jax.train import Collected, load_metrics, put_batch
 
 
 def sft(state: TrainState, config: SFTConfig, io: StageIO) -> TrainState:
     """Returns the state after `config.steps` updates on packed rows of `io.stream`."""
-    step = make_train_step(
-        make_loss_sum(io),
-        make_optimizer(config.optim, io.specs, config.steps),
-        config.microbatches,
-        trained_leaves(config.optim, io.specs),
+    return run_updates(
+        state,
+        config,
+        io,
+        collect=make_collect(config, io),
+        loss_sum=make_loss_sum(io),
     )
-    return fit(state, make_collect(config, io), step, config.steps, io.after_step)
 
 
 def make_collect(config: SFTConfig, io: StageIO) -> Callable[[TrainState], Collected]:
