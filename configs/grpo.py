@@ -31,7 +31,7 @@ def stage(**changes):
     config.kl_coef = 0.0
     config.reward = ConfigDict({"workers": 1, "cpu_s": 2.0, "memory_mb": 1024})
     config.optim = common.adamw(lr=1e-3, warmup_from=1e-4, frozen=("router", "correction_bias"))
-    config.checkpoint = ConfigDict({"every_steps": 15, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 30, "keep": 2})
     config.rollouts_keep = "all"
     config.update(changes)
     return config

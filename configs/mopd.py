@@ -48,7 +48,7 @@ def stage(**changes):
     config.optim = common.adamw(
         lr=1e-3, warmup_from=1e-4, schedule="cosine", frozen=("router", "correction_bias")
     )
-    config.checkpoint = ConfigDict({"every_steps": 25, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 50, "keep": 2})
     config.rollouts_keep = "all"
     config.update(changes)
     return config

@@ -26,7 +26,7 @@ def stage(**changes):
     config.optim = common.adamw(
         lr=6e-3, b2=0.98, weight_decay=0.1, warmup_from=6e-4, schedule="cosine"
     )
-    config.checkpoint = ConfigDict({"every_steps": 450, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 900, "keep": 2})
     config.update(changes)
     return config
 

@@ -92,7 +92,8 @@ def start_jax(mesh: Any = None) -> None:
 
 def _quiet_libraries() -> None:
     """Keeps libraries from printing what reaches us as an exception or does not matter."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax prints each fault, then raises it
+    for name in ("absl", "asyncio"):  # orbax raises the first fault of a save and prints them all
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", message=r"Error \w+ persistent compilation cache entry")
     show = sys.unraisablehook
 

@@ -344,3 +344,20 @@ def test_reading_is_strict():
     assert structure.read_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
     with pytest.raises(structure.NotJson, match="a key is there twice"):
         structure.read_json('{"a": {"b": 1, "b": 1}}')
+
+
+def test_a_property_may_have_any_name_and_no_wrong_shape():
+    def one(name, shape):
+        return {"type": "object", "properties": {"first": {"type": "string"}, name: shape}}
+
+    schemas.validator(one("name", {"type": "integer"}))
+    schemas.validator(one("other", {"type": "integer"}))  # of a shape that was met before
+    schemas.validator(one("type", {"type": "integer"}))
+    schemas.validator(one("properties", {"properties": {"type": {"type": "integer"}}}))
+    for name in ("name", "unseen"):
+        with pytest.raises(schemas.BadSchema, match="integr"):
+            schemas.validator(one(name, {"type": "integr"}))
+    with pytest.raises(schemas.BadSchema):
+        schemas.validator(one("properties", {"properties": {"type": "integer"}}))
+    with pytest.raises(schemas.BadSchema):
+        schemas.validator({"type": "object", "properties": ["name"]})

@@ -8,6 +8,8 @@ Conditions (`if`, `then`, `else`, `not`, `dependentSchemas`) stay as they are.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -32,7 +34,8 @@ def validator(schema: Any) -> Any:
         raise BadSchema(f"expected a JSON object, got a {type(schema).__name__}")
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        if not _well_formed(kind, json.dumps(_nameless(schema), sort_keys=True)):
+            kind.check_schema(schema)  # says what is wrong
         maker = Maker(schema)
         maker.check()
         made = maker.strict(schema)
@@ -42,6 +45,32 @@ def validator(schema: Any) -> Any:
     except RecursionError:
         raise BadSchema("nested too deep") from None
     return kind(made, registry=Registry())  # an empty registry: nothing is ever fetched
+
+
+@functools.lru_cache(maxsize=4096)
+def _well_formed(kind: Any, text: str) -> bool:
+    """Returns whether a schema is one; most of a verifier's start would go here without the memory."""
+    try:
+        kind.check_schema(json.loads(text))
+    except SchemaError:
+        return False
+    return True
+
+
+def _nameless(schema: Any) -> Any:
+    """Returns a schema with its properties renamed in order: their names do not make it right or wrong."""
+    if isinstance(schema, list):
+        return [_nameless(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _nameless(value) for key, value in schema.items() if key != "properties"}
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        shapes = sorted(map(_nameless, properties.values()), key=json.dumps)
+        out["properties"] = {str(index): shape for index, shape in enumerate(shapes)}
+    elif "properties" in schema:
+        out["properties"] = properties
+    return out
 
 
 @dataclasses.dataclass
