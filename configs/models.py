@@ -19,12 +19,15 @@ def tiny() -> ConfigDict:
     config.vocab_size = 512
     config.width = 64
     config.mlp_inner = None
+    config.activation = "relu2"
     config.norm_eps = 1e-5
     config.max_positions = 2048
     config.tied_embeddings = False
     config.init_std = 0.05  # 0.02 of the published width 2,688 is too small a start at width 64
     config.rescale_prenorm_residual = True
-    config.attention = ConfigDict({"heads": 4, "kv_heads": 2, "head_dim": 16})
+    config.attention = ConfigDict(
+        {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_theta": None, "qk_norm": False}
+    )
     config.mamba = ConfigDict(
         {
             "heads": 4,
@@ -41,6 +44,7 @@ def tiny() -> ConfigDict:
     )
     config.moe = ConfigDict(
         {
+            "router": "sigmoid",
             "experts": 8,
             "top_k": 2,
             "inner": 64,
@@ -50,6 +54,15 @@ def tiny() -> ConfigDict:
             "scale": 2.5,
             "normalise": True,
             "latent": None,
+        }
+    )
+    config.precision = ConfigDict(
+        {
+            "params": "float32",
+            "compute": "float32",
+            "router": "float32",
+            "ssm_state": "float32",
+            "logits": "float32",
         }
     )
     return config

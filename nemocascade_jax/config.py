@@ -305,10 +305,14 @@ class AttentionConfig:
     heads: Count
     kv_heads: Count
     head_dim: Count
+    rope_theta: Positive | None  # base of rotary embeddings; None: no position encoding at all
+    qk_norm: bool  # RMSNorm over each head's query and key, before the rotation
 
     def check(self) -> None:
         if self.heads % self.kv_heads:
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}")
+        if self.rope_theta is not None and self.head_dim % 2:
+            raise ConfigError("head_dim", f"{self.head_dim} is odd, rotary embeddings need pairs")
 
 
 @record
@@ -339,6 +343,9 @@ class MambaConfig:
 
 @record
 class MoEConfig:
+    router: Literal[
+        "sigmoid", "softmax"
+    ]  # sigmoid has a correction bias for selection, softmax none
     experts: Count
     top_k: Count
     inner: Count
@@ -359,6 +366,17 @@ class MoEConfig:
 
 
 @record
+class PrecisionConfig:
+    """The type each part is held or computed in; what must never be narrowed has one choice."""
+
+    params: Literal["float32", "bfloat16"]  # as held; training needs float32
+    compute: Literal["float32", "bfloat16"]  # matrix products, activations, keys and values
+    router: Literal["float32"]
+    ssm_state: Literal["float32", "bfloat16"]
+    logits: Literal["float32"]
+
+
+@record
 class ModelConfig:
     """The pattern family: `M` Mamba-2, `*` attention, `E` MoE, `-` dense MLP, one mixer a layer."""
 
@@ -366,6 +384,7 @@ class ModelConfig:
     vocab_size: Count
     width: Count
     mlp_inner: Count | None
+    activation: Literal["relu2", "gated_silu"]  # of dense MLPs and experts
     norm_eps: Positive
     max_positions: Count
     tied_embeddings: bool
@@ -374,6 +393,7 @@ class ModelConfig:
     attention: AttentionConfig | None
     mamba: MambaConfig | None
     moe: MoEConfig | None
+    precision: PrecisionConfig
 
     def check(self) -> None:
         unknown = sorted(set(self.pattern) - set("M*E-"))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nemocascade_jax.config import AttentionConfig, MambaConfig, ModelConfig, MoEConfig
+from nemocascade_jax.formats.families import FLOAT32
 from nemocascade_jax.models import hybrid
 from nemocascade_jax.sharding import Params, map_specs
 
@@ -23,12 +24,13 @@ def tiny_config(pattern: str = "M*EM", **changes) -> ModelConfig:
         vocab_size=64,
         width=32,
         mlp_inner=40,
+        activation="relu2",
         norm_eps=1e-5,
         max_positions=512,
         tied_embeddings=False,
         init_std=0.02,
         rescale_prenorm_residual=True,
-        attention=AttentionConfig(heads=4, kv_heads=2, head_dim=8),
+        attention=AttentionConfig(heads=4, kv_heads=2, head_dim=8, rope_theta=None, qk_norm=False),
         mamba=MambaConfig(
             heads=4,
             head_dim=16,
@@ -42,6 +44,7 @@ def tiny_config(pattern: str = "M*EM", **changes) -> ModelConfig:
             time_step_limit=None,
         ),
         moe=MoEConfig(
+            router="sigmoid",
             experts=4,
             top_k=2,
             inner=24,
@@ -52,6 +55,7 @@ def tiny_config(pattern: str = "M*EM", **changes) -> ModelConfig:
             normalise=True,
             latent=None,
         ),
+        precision=FLOAT32,
     )
     return dataclasses.replace(cfg, **changes)
 

@@ -17,6 +17,7 @@ from nemocascade_jax.formats.checkpoint import (
     model_files,
     remove_checkpoint,
 )
+from nemocascade_jax.formats.families import FLOAT32
 from nemocascade_jax.state import HostState, fresh_state
 
 MODEL = ModelConfig(
@@ -24,6 +25,7 @@ MODEL = ModelConfig(
     vocab_size=8,
     width=4,
     mlp_inner=4,
+    activation="relu2",
     norm_eps=1e-5,
     max_positions=16,
     tied_embeddings=False,
@@ -32,6 +34,7 @@ MODEL = ModelConfig(
     attention=None,
     mamba=None,
     moe=None,
+    precision=FLOAT32,
 )
 TX = optax.adamw(0.1)
 

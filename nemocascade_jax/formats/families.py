@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemocascade_jax.config import AttentionConfig, MambaConfig, ModelConfig, MoEConfig
+from nemocascade_jax.config import (
+    AttentionConfig,
+    MambaConfig,
+    ModelConfig,
+    MoEConfig,
+    PrecisionConfig,
+)
 from nemocascade_jax.errors import InputError
 
 LETTERS = {
@@ -17,6 +23,11 @@ LETTERS = {
     "moe": "E",
     "mlp": "-",
 }
+
+# A folder says what its tensors are, not how to compute with them: widened, nothing is lost.
+FLOAT32 = PrecisionConfig(
+    params="float32", compute="float32", router="float32", ssm_state="float32", logits="float32"
+)
 
 # Keys with one value that this code computes; anything else would change the numbers silently.
 FIXED: dict[str, Any] = {
@@ -70,6 +81,8 @@ def _nemotron_h(config: Mapping[str, Any]) -> ModelConfig:
         attention=_attention(config) if "*" in pattern else None,
         mamba=_mamba(config) if "M" in pattern else None,
         moe=_moe(config) if "E" in pattern else None,
+        activation="relu2",
+        precision=FLOAT32,
     )
 
 
@@ -97,6 +110,8 @@ def _attention(config: Mapping[str, Any]) -> AttentionConfig:
         heads=_need(config, "num_attention_heads"),
         kv_heads=_need(config, "num_key_value_heads"),
         head_dim=_need(config, "head_dim", "attention_head_dim"),
+        rope_theta=None,
+        qk_norm=False,
     )
 
 
@@ -134,6 +149,7 @@ def _moe(config: Mapping[str, Any]) -> MoEConfig:
     if not math.isfinite(scale):
         raise InputError(f"config.json: routed_scaling_factor is {scale}, expected a finite number")
     return MoEConfig(
+        router="sigmoid",
         experts=_need(config, "n_routed_experts"),
         top_k=_need(config, "num_experts_per_tok"),
         inner=_need(config, "moe_intermediate_size"),

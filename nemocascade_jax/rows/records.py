@@ -17,11 +17,25 @@ class RowError(InputError):
 
 
 @dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool; arguments are JSON values by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Message:
-    """One turn of a conversation; `content` holds inline reasoning where there is any."""
+    """One turn of a conversation.
+
+    `content` holds inline reasoning where there is any, unless `reasoning` holds it apart.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
