@@ -29,7 +29,7 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "mopd"
     config.parent = None
-    config.steps = 50
+    config.steps = 90
     config.microbatches = 1
     config.prompts_per_step = 128
     config.group_size = 2
@@ -46,9 +46,9 @@ def stage(**changes):
     config.max_sampler_gap = 1e-4  # float32; None for bfloat16 compute
     config.reward = ConfigDict({"workers": 1, "cpu_s": 2.0, "memory_mb": 1024})
     config.optim = common.adamw(
-        lr=1e-3, warmup_from=1e-4, schedule="cosine", frozen=("router", "correction_bias")
+        lr=8e-4, warmup_from=8e-5, schedule="cosine", frozen=("router", "correction_bias")
     )
-    config.checkpoint = ConfigDict({"every_steps": 50, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 90, "keep": 2})
     config.rollouts_keep = "all"
     config.update(changes)
     return config

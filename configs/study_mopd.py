@@ -21,6 +21,7 @@ TEACHER = "runs/tiny/01_sft/checkpoints/900"
 def get_config(arg=None):
     common.choose(arg, {"tiny": None})
     by_teacher = mopd.stage(steps=STEPS, prompts_per_step=64, group_size=2)
+    by_teacher.optim.update({"lr": 1e-3, "warmup_from": 1e-4})  # those of the GRPO branch
     by_teacher.teachers = ConfigDict({"math": TEACHER})
     by_reward = grpo.stage(parent="init", steps=STEPS, prompts_per_step=16, group_size=8)
     for stage in (by_teacher, by_reward):
