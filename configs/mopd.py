@@ -29,7 +29,7 @@ def stage(**changes):
     config = ConfigDict()
     config.kind = "mopd"
     config.parent = None
-    config.steps = 90
+    config.steps = 110
     config.microbatches = 1
     config.prompts_per_step = 128
     config.group_size = 2
@@ -48,7 +48,7 @@ def stage(**changes):
     config.optim = common.adamw(
         lr=8e-4, warmup_from=8e-5, schedule="cosine", frozen=("router", "correction_bias")
     )
-    config.checkpoint = ConfigDict({"every_steps": 90, "keep": 2})
+    config.checkpoint = ConfigDict({"every_steps": 110, "keep": 2})
     config.rollouts_keep = "all"
     config.update(changes)
     return config
