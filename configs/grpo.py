@@ -49,7 +49,7 @@ def stage_micro(**changes):
 
 def stage_nano(**changes):
     """128 prompts x 16 samples, 49,152 new tokens, 3e-6 (paper 2.3)."""
-    config = stage(prompts_per_step=128, group_size=16, microbatches=16)
+    config = stage(prompts_per_step=128, group_size=16, microbatches=16, max_sampler_gap=None)
     config.sampling = common.sampling(
         max_prompt_tokens=8192, max_completion_tokens=49_152, thinking=True
     )

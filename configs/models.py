@@ -78,5 +78,6 @@ def nano_30b_a3b() -> ConfigDict:
     config.init_std = 0.02
     config.attention.update({"heads": 32, "kv_heads": 2, "head_dim": 128})
     config.mamba.update({"heads": 64, "head_dim": 64, "state": 128, "groups": 8, "chunk": 128})
+    config.precision.compute = "bfloat16"
     config.moe.update({"experts": 128, "top_k": 6, "inner": 1856, "shared_inner": 3712})
     return config

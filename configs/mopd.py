@@ -61,7 +61,9 @@ def stage_micro():
 
 
 def stage_nano():
-    config = stage(steps=52, prompts_per_step=128, group_size=4, microbatches=16)
+    config = stage(
+        steps=52, prompts_per_step=128, group_size=4, microbatches=16, max_sampler_gap=None
+    )
     config.data = ConfigDict({"mopd": common.jsonl("data/MOPD/train.jsonl")})
     config.sampling = common.sampling(
         max_prompt_tokens=8192, max_completion_tokens=98_304, thinking=True

@@ -23,6 +23,8 @@ def stage(**changes):
     config.data = common.rows_of(*common.DOMAINS, count=4096)
     config.data.instruction_following.weight = 1.5  # its answers are the hardest to learn
     config.packing = ConfigDict({"row_length": 160, "rows_per_step": 16, "overlong": "refuse"})
+    config.balance_coef = 0.0  # a few experts a layer need no balancing
+    config.bias_update_rate = 0.0
     config.optim = common.adamw(
         lr=6e-3, b2=0.98, weight_decay=0.1, warmup_from=6e-4, schedule="cosine"
     )
@@ -41,6 +43,8 @@ def stage_nano():
     config = stage(steps=33_000)
     config.data = ConfigDict({"cascade2": common.jsonl("data/cascade2_sft.jsonl")})
     config.packing = ConfigDict({"row_length": 262_144, "rows_per_step": 64, "overlong": "drop"})
+    config.balance_coef = 1e-4  # as the published pre-training; off in RL and MOPD, which lack it
+    config.bias_update_rate = 1e-3
     config.optim = common.adamw(
         lr=5e-5, b2=0.98, weight_decay=0.1, warmup_steps=200, schedule="cosine", min_lr=5e-6
     )

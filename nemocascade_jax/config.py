@@ -343,9 +343,7 @@ class MambaConfig:
 
 @record
 class MoEConfig:
-    router: Literal[
-        "sigmoid", "softmax"
-    ]  # sigmoid has a correction bias for selection, softmax none
+    router: Literal["sigmoid", "softmax"]  # sigmoid has a bias for selection, softmax none
     experts: Count
     top_k: Count
     inner: Count
@@ -580,6 +578,8 @@ class SFTConfig:
     microbatches: Count
     data: dict[str, SourceConfig]
     packing: PackingConfig
+    balance_coef: NonNegative  # of the routers' sequence-level balance loss, summed over MoE layers
+    bias_update_rate: NonNegative  # step of the selection bias towards an even load, an update
     optim: OptimConfig
     checkpoint: CheckpointConfig
 
@@ -634,6 +634,8 @@ class TeacherName(NamedTuple):
     step: int | None
     folder: str | None
 
+
+NARROW_GAP = 0.1  # nats; smaller differences are rounding where the model computes in bfloat16
 
 BEST = TeacherName(None, None, None)
 INIT = "init"  # the weights of `config.init`, as a parent
@@ -733,6 +735,9 @@ class RunConfig:
             stage = self.stages[name]
             if isinstance(stage, GRPOConfig | MOPDConfig):
                 self._check_lengths(stage.sampling, f"stages.{name}.sampling")
+            self._check_precision(name, getattr(stage, "max_sampler_gap", None))
+            if isinstance(stage, SFTConfig):
+                self._check_balancing(name, stage)
             if isinstance(stage, MOPDConfig):
                 ways = math.prod(self.mesh.shape[axis] for axis in self.mesh.rules.batch)
                 if stage.teacher_rows % ways:
@@ -754,6 +759,33 @@ class RunConfig:
         said: str | None = self.stages[name].parent  # type: ignore[attr-defined]
         before = self.order[index - 1] if index else None
         return None if said == INIT else said or before
+
+    def _check_precision(self, name: str, gap: float | None) -> None:
+        precision = self.model.precision
+        if precision.params != "float32":
+            raise ConfigError(
+                "model.precision.params",
+                f"{precision.params!r}, but stage {name!r} trains, and its updates would be rounded "
+                "away; set 'float32' (precision.compute may be 'bfloat16')",
+            )
+        if precision.compute != "float32" and gap is not None and gap < NARROW_GAP:
+            raise ConfigError(
+                f"stages.{name}.max_sampler_gap",
+                f"{gap:g} is a limit for float32; programs that compute in {precision.compute} part "
+                f"by more: set None, or at least {NARROW_GAP:g}",
+            )
+
+    def _check_balancing(self, name: str, stage: SFTConfig) -> None:
+        moe = self.model.moe if "E" in self.model.pattern else None
+        for key, there, lacks in (
+            ("balance_coef", moe is not None, "MoE layers"),
+            ("bias_update_rate", moe is not None and moe.router == "sigmoid", "selection bias"),
+        ):
+            if getattr(stage, key) and not there:
+                raise ConfigError(
+                    f"stages.{name}.{key}",
+                    f"{getattr(stage, key):g}, but the model has no {lacks}; set 0.0",
+                )
 
     def _check_parent(self, index: int, name: str) -> None:
         said: str | None = self.stages[name].parent  # type: ignore[attr-defined]

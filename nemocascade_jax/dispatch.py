@@ -1,6 +1,7 @@
 """Which backing an op runs on, chosen by argument, never by exception.
 
-Routed experts: y_n = sum_k w_nk down_e(relu(up_e x_n)^2), e = expert_ids[n, k]. Backings: "blocks"
+Routed experts: y_n = sum_k w_nk down_e(h_e(x_n)), e = expert_ids[n, k], with h_e(x) = relu(up_e x)^2,
+or silu(gate_e x) up_e x where there is a gate. Backings: "blocks"
 sorts the assignments by expert and pads each expert to whole tiles of rows, so every product is a
 plain matrix product and nothing is dropped; "ragged_dot" and "dense" (all experts on all tokens)
 are numeric references.
@@ -8,8 +9,9 @@ are numeric references.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +29,42 @@ def routed_experts(
     weights: Float[Array, "N K"],
     w_up: Float[Array, "E D F"],
     w_down: Float[Array, "E F D"],
+    w_gate: Float[Array, "E D F"] | None = None,
     *,
     grouped_impl: GroupedImpl = "blocks",
 ) -> Float[Array, "N D"]:
-    """Returns the weighted sum of each token's experts; an id of E or more takes no expert."""
+    """Returns the weighted sum of each token's experts; an id of E or more takes no expert.
+
+    Products are taken in the type of `x`; the weighted sum, and the gradients of wider experts, are
+    float32.
+    """
     choices = {"blocks": _blocks, "ragged_dot": _ragged_dot, "dense": _dense}
-    return choices[grouped_impl](x, expert_ids, weights, w_up, w_down)
+    return choices[grouped_impl](x, expert_ids, weights, w_up, w_down, w_gate)
 
 
-def _relu2(x: Array) -> Array:
-    return jnp.square(jax.nn.relu(x))
+def _activated(rows: Array, product: Callable[[Array], Array], up: Array, gate: Any) -> Array:
+    """Returns the inner values of an MLP whose linear maps are taken by `product`."""
+    if gate is None:
+        return jnp.square(jax.nn.relu(product(up)))
+    opened = jax.nn.silu(product(gate).astype(jnp.float32))
+    return (opened * product(up).astype(jnp.float32)).astype(rows.dtype)
 
 
-def _dense(x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array) -> Array:
+def _dense(
+    x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array, w_gate: Array | None
+) -> Array:
+    def product(weight: Array) -> Array:
+        return jnp.einsum("nd,edf->enf", x, weight.astype(x.dtype))
+
     chosen = jax.nn.one_hot(expert_ids, w_up.shape[0], dtype=weights.dtype)
     share = jnp.einsum("nke,nk->ne", chosen, weights)
-    hidden = _relu2(jnp.einsum("nd,edf->enf", x, w_up)) * share.T[..., None]
+    hidden = _activated(x, product, w_up, w_gate) * share.T[..., None]
     return jnp.einsum("enf,efd->nd", hidden, w_down).astype(x.dtype)
 
 
-def _ragged_dot(x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array) -> Array:
+def _ragged_dot(
+    x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array, w_gate: Array | None
+) -> Array:
     # Dropped assignments sort behind every group; what ragged_dot leaves there is cut by `real`.
     flat = expert_ids.reshape(-1)
     order = jnp.argsort(flat, stable=True)
@@ -54,7 +72,11 @@ def _ragged_dot(x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down
     token = order // expert_ids.shape[1]
     real = (flat[order] < w_up.shape[0])[:, None]
     rows = jnp.where(real, x[token], 0)
-    out = jax.lax.ragged_dot(_relu2(jax.lax.ragged_dot(rows, w_up, sizes)), w_down, sizes)
+
+    def product(rows: Array, weight: Array) -> Array:
+        return jax.lax.ragged_dot(rows, weight.astype(rows.dtype), sizes)
+
+    out = product(_activated(rows, partial(product, rows), w_up, w_gate), w_down)
     out = jnp.where(real, out * weights.reshape(-1)[order][:, None], 0)
     return jnp.zeros_like(x).at[token].add(out.astype(x.dtype))
 
@@ -92,15 +114,17 @@ def tile_rows(assignments: int, experts: int) -> int:
     return fitting[-1] if fitting else TILES[0]
 
 
-def _blocks(x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array) -> Array:
+def _blocks(
+    x: Array, expert_ids: Array, weights: Array, w_up: Array, w_down: Array, w_gate: Array | None
+) -> Array:
     experts, tokens = w_up.shape[0], x.shape[0]
     tile = tile_rows(expert_ids.size, experts)
     layout = block_layout(expert_ids, experts, tile)
     rows = _spread_rows(x, layout).reshape(-1, tile, x.shape[1])
-    hidden = _relu2(block_product(rows, w_up, layout.expert))
+    hidden = _activated(rows, lambda w: block_product(rows, w, layout.expert), w_up, w_gate)
     out = block_product(hidden, w_down, layout.expert).reshape(-1, x.shape[1])
     picked = _pick_rows(out, layout, tokens)
-    return jnp.einsum("nkd,nk->nd", picked, weights.astype(x.dtype))
+    return jnp.einsum("nkd,nk->nd", picked.astype(weights.dtype), weights).astype(x.dtype)
 
 
 def _take(rows: Array, index: Array) -> Array:
@@ -153,6 +177,7 @@ def block_product(
 ) -> Float[Array, "blocks t F"]:
     """Returns rows[b] @ weight[expert[b]]; d weight[e] = sum over its blocks of rows[b]^T d out[b].
 
+    The product has the type of `rows`, the sum is float32 and comes back in the type of `weight`.
     Few weights are gathered and multiplied in one batch; many are visited block by block, forward
     and backward, so that no array of blocks x D x F exists.
     """
@@ -164,6 +189,7 @@ def _gathered(blocks: int, weight: Array) -> bool:
 
 
 def _product(rows: Array, weight: Array, expert: Array) -> Array:
+    weight = weight.astype(rows.dtype)
     if _gathered(rows.shape[0], weight):
         return jnp.einsum("btd,bdf->btf", rows, weight[expert])
     return jax.lax.map(lambda block: block[0] @ weight[block[1]], (rows, expert))
@@ -176,16 +202,18 @@ def _product_forward(rows: Array, weight: Array, expert: Array) -> tuple[Array, 
 def _product_backward(saved: tuple, grad: Array) -> tuple[Array, Array, None]:
     rows, weight, expert = saved
     d_rows = _product(grad, weight.transpose(0, 2, 1), expert)
+    zeros = jnp.zeros(weight.shape, jnp.float32)
     if _gathered(rows.shape[0], weight):
-        each = jnp.einsum("btd,btf->bdf", rows, grad)
-        return d_rows, jnp.zeros_like(weight).at[expert].add(each), None
+        each = jnp.einsum("btd,btf->bdf", rows, grad, preferred_element_type=jnp.float32)
+        return d_rows, zeros.at[expert].add(each).astype(weight.dtype), None
 
     def add(total: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
         row, g, index = block
-        return total.at[index].add(row.T @ g), None
+        one = jnp.matmul(row.T, g, preferred_element_type=jnp.float32)
+        return total.at[index].add(one), None
 
-    d_weight, _ = jax.lax.scan(add, jnp.zeros_like(weight), (rows, grad, expert))
-    return d_rows, d_weight, None
+    d_weight, _ = jax.lax.scan(add, zeros, (rows, grad, expert))
+    return d_rows, d_weight.astype(weight.dtype), None
 
 
 block_product.defvjp(_product_forward, _product_backward)

@@ -48,6 +48,7 @@ MEANING = {
     "rollout/failed_frac": "share of samples whose grader failed or timed out",
     "rollout/batches": "generation batches the step took",
     "rollout/samples": "completions drawn in the step",
+    "moe/balance_loss": "sequence-level balance loss, summed over MoE layers: each 1 when balanced",
     "moe/load_max": "largest share of tokens on one expert, times the number of experts",
 }
 

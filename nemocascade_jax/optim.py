@@ -13,6 +13,8 @@ from nemocascade_jax.sharding import ParamSpec, map_specs
 
 # The selection bias of the router is a buffer: no gradient, no decay, moved by the balancing rule alone.
 ALWAYS_FROZEN = ("correction_bias",)
+# A recipe freezes these in any model; one without experts, or without a selection bias, has none.
+MAY_BE_ABSENT = ("router", "correction_bias")
 NO_DECAY = ("norm", "bias", "A_log", "D", "embed")
 
 
@@ -30,7 +32,10 @@ def learning_rate(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def trained_leaves(config: OptimConfig, specs: Any) -> Any:
-    """Returns a tree of bools: which weights are updated; a pattern that matches nothing is refused."""
+    """Returns a tree of bools: which weights are updated; a pattern that matches nothing is refused.
+
+    The router and its bias may be frozen in a model that lacks them.
+    """
     patterns = (*ALWAYS_FROZEN, *config.frozen)
     hits = dict.fromkeys(patterns, 0)
 
@@ -41,7 +46,7 @@ def trained_leaves(config: OptimConfig, specs: Any) -> Any:
 
     tree = map_specs(trained, specs)
     for pattern in config.frozen:
-        if not hits[pattern]:
+        if not hits[pattern] and pattern not in MAY_BE_ABSENT:
             raise InputError(
                 f"config: optim.frozen names {pattern!r}, which matches no parameter path; "
                 "paths read units/0/1/w_up"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,19 @@ from nemocascade_jax.losses import Sums
 from nemocascade_jax.sharding import partition
 from nemocascade_jax.state import Batch, TrainState
 
-# (params, batch) -> summed loss, ((sum, count) metrics, metrics of which the largest counts)
-LossSum = Callable[[Any, Batch], tuple[jax.Array, tuple[Sums, dict[str, jax.Array]]]]
+
+class Measured(NamedTuple):
+    """What a loss tells beside its sum, joined over the micro-batches of a batch."""
+
+    sums: Sums  # both parts of each added up
+    largest: dict[str, jax.Array]  # of which the largest counts
+    expert_load: jax.Array | None = None  # [L, E], added up; for the rule that balances the experts
+
+
+# (params, batch) -> summed loss and what was measured
+LossSum = Callable[[Any, Batch], tuple[jax.Array, Measured]]
+# (params after the optimiser, load of the whole batch) -> params
+Rebalance = Callable[[Any, jax.Array], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +46,20 @@ AfterStep = Callable[[int, TrainState, Collected, dict[str, jax.Array]], None]
 
 
 def make_train_step(
-    loss_sum: LossSum, tx: optax.GradientTransformation, microbatches: int, trained: Any
+    loss_sum: LossSum,
+    tx: optax.GradientTransformation,
+    microbatches: int,
+    trained: Any,
+    rebalance: Rebalance | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the jitted update: gradients of the summed loss, accumulated, divided once, applied.
 
-    A batch whose denominator is 0 leaves parameters and optimiser state byte-equal, and is counted
+    `rebalance` moves the experts' selection biases after the optimiser. A batch whose denominator is 0 leaves parameters and optimiser state byte-equal, and is counted
     in `progress/skipped`.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, total, sums, largest = _accumulate(loss_sum, state.params, batch, microbatches)
+        grads, total, measured = _accumulate(loss_sum, state.params, batch, microbatches)
         skip = batch.denominator == 0
         scale = jnp.where(skip, 0.0, 1.0 / jnp.where(skip, 1.0, batch.denominator))
         grads = jax.tree.map(
@@ -53,13 +68,18 @@ def make_train_step(
 
         def apply() -> tuple[Any, Any, jax.Array]:
             updates, opt_state = tx.update(grads, state.opt_state, state.params)
-            return optax.apply_updates(state.params, updates), opt_state, optax.tree.norm(updates)
+            params = optax.apply_updates(state.params, updates)
+            if rebalance is not None:
+                assert measured.expert_load is not None
+                params = rebalance(params, measured.expert_load)
+            return params, opt_state, optax.tree.norm(updates)
 
         params, opt_state, update_norm = jax.lax.cond(
             skip, lambda: (state.params, state.opt_state, jnp.zeros(())), apply
         )
-        metrics = {name: part / jnp.maximum(count, 1.0) for name, (part, count) in sums.items()}
-        metrics |= largest | {
+        sums = measured.sums.items()
+        metrics = {name: part / jnp.maximum(count, 1.0) for name, (part, count) in sums}
+        metrics |= measured.largest | {
             "loss": total * scale,
             "optim/grad_norm": optax.tree.norm(grads),
             "optim/update_norm": update_norm,
@@ -82,8 +102,8 @@ def _accumulate(loss_sum: LossSum, params: Any, batch: Batch, microbatches: int)
     grad = jax.value_and_grad(loss_sum, has_aux=True)
 
     def one(part: Batch) -> tuple:
-        (total, (sums, largest)), grads = grad(params, part)
-        return grads, total, sums, largest
+        (total, measured), grads = grad(params, part)
+        return grads, total, measured
 
     if microbatches == 1:
         return one(batch)
@@ -98,19 +118,22 @@ def _accumulate(loss_sum: LossSum, params: Any, batch: Batch, microbatches: int)
     }
 
     def body(carry: tuple, part: dict[str, jax.Array]) -> tuple[tuple, None]:
-        grads, total, sums, largest = one(dataclasses.replace(batch, **part))
-        old_grads, old_total, old_sums, old_largest = carry
-        added = jax.tree.map(jnp.add, (old_grads, old_total, old_sums), (grads, total, sums))
-        return (*added, jax.tree.map(jnp.maximum, old_largest, largest)), None
+        return _joined(carry, one(dataclasses.replace(batch, **part))), None
 
     shapes = jax.eval_shape(
         one, dataclasses.replace(batch, **{name: value[0] for name, value in parts.items()})
     )
-    grads, total, sums, largest = shapes
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (grads, total, sums))
-    lowest = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -jnp.inf, leaf.dtype), largest)
-    carry, _ = jax.lax.scan(body, (*zeros, lowest), parts)
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    lowest = {name: jnp.full_like(leaf, -jnp.inf) for name, leaf in start[2].largest.items()}
+    carry, _ = jax.lax.scan(body, (*start[:2], start[2]._replace(largest=lowest)), parts)
     return carry
+
+
+def _joined(old: tuple, new: tuple) -> tuple:
+    """Adds the gradients, totals and measurements of two micro-batches, or takes the larger."""
+    grads, total, measured = jax.tree.map(jnp.add, old, new)
+    largest = jax.tree.map(jnp.maximum, old[2].largest, new[2].largest)
+    return grads, total, measured._replace(largest=largest)
 
 
 def fit(

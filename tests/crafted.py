@@ -60,6 +60,32 @@ def tiny_config(pattern: str = "M*EM", **changes) -> ModelConfig:
     return dataclasses.replace(cfg, **changes)
 
 
+def variant_config(name: str) -> ModelConfig:
+    """Returns the tiny config of a variant: what the default `M*EM` lacks, several options at once."""
+    cfg = tiny_config("M*EM")
+    assert cfg.attention is not None
+    assert cfg.moe is not None
+    limited = {"experts": 8, "groups": 4, "top_groups": 2, "latent": 12}
+    softmax = {"router": "softmax", "scale": 1.0, "shared_inner": 20}
+    rotary = dataclasses.replace(cfg.attention, rope_theta=100.0, qk_norm=True)
+    variants: dict[str, dict] = {
+        "default": {},
+        "latent": {
+            "pattern": "M-*E",
+            "moe": dataclasses.replace(cfg.moe, **limited),
+            "tied_embeddings": True,
+        },
+        "mamba": {"pattern": "MM"},
+        "rotary": {
+            "pattern": "*E*-",
+            "moe": dataclasses.replace(cfg.moe, **softmax),
+            "attention": rotary,
+            "activation": "gated_silu",
+        },
+    }
+    return dataclasses.replace(cfg, **variants[name])
+
+
 def random_params(cfg: ModelConfig, seed: int = 0) -> Params:
     """Returns parameters of which every one is random and matters; NumPy, so nothing compiles."""
     rng = np.random.default_rng(seed)

@@ -13,6 +13,41 @@ from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.models.hybrid import layer_places
 from nemocascade_jax.sharding import Params
 
+# A published config with every kind of layer.
+TINY_HF = {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "ME*-",
+    "num_hidden_layers": 4,
+    "hidden_size": 8,
+    "vocab_size": 10,
+    "intermediate_size": 12,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+    "rescale_prenorm_residual": True,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "mamba_num_heads": 2,
+    "mamba_head_dim": 3,
+    "ssm_state_size": 5,
+    "n_groups": 1,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "time_step_min": 0.001,
+    "time_step_max": 0.1,
+    "time_step_floor": 1e-4,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 7,
+    "moe_shared_expert_intermediate_size": 9,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 

@@ -1,10 +1,10 @@
-"""Attention: grouped heads by hand, segments, cached places, and long rows in blocks."""
+"""Attention: grouped heads and rotary places by hand, cached places, and long rows in blocks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from crafted import tiny_hybrid_config
+from crafted import random_params, tiny_config, variant_config
 
 from nemocascade_jax.models import attention as room
 from nemocascade_jax.sharding import no_shard
@@ -15,8 +15,19 @@ near = np.testing.assert_allclose
 
 @pytest.fixture
 def layer():
-    cfg, params = tiny_hybrid_config("*")
-    return cfg, jax.tree.map(lambda leaf: leaf[0], params["units"][0][0])
+    return layer_of(tiny_config("*"))
+
+
+def layer_of(cfg):
+    return cfg, jax.tree.map(lambda leaf: leaf[0], random_params(cfg)["units"][0][0])
+
+
+def rotary_config():
+    """Returns attention with positions; its wavelengths are short beside the tests' rows."""
+    return tiny_config("*", attention=variant_config("rotary").attention)
+
+
+BOTH = pytest.mark.parametrize("cfg", [tiny_config("*"), rotary_config()], ids=["plain", "rotary"])
 
 
 def plain(layer, x, segments, cfg):
@@ -27,6 +38,13 @@ def plain(layer, x, segments, cfg):
     rows, time, _ = x.shape
     q = q.reshape(rows, time, a.heads, a.head_dim)
     k, v = (entry.reshape(rows, time, a.kv_heads, a.head_dim) for entry in (k, v))
+    if a.qk_norm:
+        q, k = (
+            entry / np.sqrt((entry**2).mean(-1, keepdims=True) + cfg.norm_eps) * np.float64(weight)
+            for entry, weight in ((q, layer["q_norm"]), (k, layer["k_norm"]))
+        )
+    if a.rope_theta:
+        q, k = (turned(entry, segments, a.rope_theta) for entry in (q, k))
     out = np.zeros_like(q)
     for row, t, head in np.ndindex(rows, time, a.heads):
         seen = [s for s in range(t + 1) if segments[row][s] == segments[row][t]]
@@ -38,8 +56,19 @@ def plain(layer, x, segments, cfg):
     return out.reshape(rows, time, -1) @ np.asarray(layer["w_o"], np.float64)
 
 
-def test_grouped_heads_and_segments_match_a_plain_loop(layer, rng):
-    cfg, weights = layer
+def turned(entry, segments, theta):
+    """Returns heads with their pairs, as complex numbers, turned by each token's place in its segment."""
+    half = entry.shape[-1] // 2
+    pairs = entry[..., :half] + 1j * entry[..., half:]
+    for row, t in np.ndindex(entry.shape[:2]):
+        place = sum(segments[row][s] == segments[row][t] for s in range(t))
+        pairs[row, t] *= np.exp(1j * place * theta ** (-np.arange(half) / half))
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+@BOTH
+def test_grouped_heads_and_segments_match_a_plain_loop(cfg, rng):
+    cfg, weights = layer_of(cfg)
     x = jnp.asarray(rng.normal(size=(2, 7, 32)), jnp.float32)
     segments = [[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]]
     out, kept = room.attention(weights, x, jnp.asarray(segments), cfg, no_shard)
@@ -60,8 +89,33 @@ def test_no_position_is_encoded(layer, rng):
     near(one, other, *ORDER_F32)
 
 
-def test_cached_places_beyond_the_length_are_not_seen(layer, rng):
-    cfg, weights = layer
+def test_places_restart_in_each_segment_and_padding_takes_none():
+    segments = jnp.asarray([[1, 1, 2, 2, 2, 0], [0, 0, 3, 3, 3, 3]])
+    places = room.segment_positions(segments, None)
+    real = np.asarray(segments) > 0
+    assert places[0].tolist()[:5] == [0, 1, 0, 1, 2]
+    assert places[1].tolist()[2:] == [0, 1, 2, 3]
+    later = room.segment_positions(segments, jnp.asarray([5, 2]))
+    np.testing.assert_array_equal((later - places)[real], np.repeat([5, 2], real.sum(1)))
+
+
+def test_scores_depend_on_the_distance_alone(rng):
+    """Products of turned heads are the same wherever the row's first token stands."""
+    heads = jnp.asarray(rng.normal(size=(1, 6, 8)), jnp.float32)
+    seen = jnp.ones((1, 6), jnp.int32)
+
+    def scores(start):
+        places = room.segment_positions(seen, jnp.asarray([start]))
+        turned = room.rotate(heads, places, 100.0)
+        return jnp.einsum("bta,bsa->bts", turned, turned)
+
+    near(scores(0), scores(100), *ORDER_F32)
+    assert np.abs(scores(0) - jnp.einsum("bta,bsa->bts", heads, heads)).max() > 0.5
+
+
+@BOTH
+def test_cached_places_beyond_the_length_are_not_seen(cfg, rng):
+    cfg, weights = layer_of(cfg)
     x = jnp.asarray(rng.normal(size=(2, 9, 32)), jnp.float32)
     seen = jnp.ones((2, 9), jnp.int32)
     whole, kept = room.attention(weights, x, seen, cfg, no_shard)

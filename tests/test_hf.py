@@ -1,51 +1,31 @@
 """Published checkpoint folders: names, shapes, types, shards, and what is refused."""
 
+import dataclasses
 import json
-import math
+import pathlib
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from model_folders import TINY_HF as CONFIG
+from reference_model import reference_logits
 from safetensors.numpy import load_file, save_file
 
+from nemocascade_jax.config import MeshConfig, build
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.formats import families, hf
+from nemocascade_jax.formats import families, hf, tensor_names
 from nemocascade_jax.models import hybrid
-from nemocascade_jax.sharding import map_specs
+from nemocascade_jax.sharding import make_mesh, map_specs, no_shard, param_shardings
+from tolerances import PUBLISHED_LOGITS, SAME_F32
 
-CONFIG = {
-    "model_type": "nemotron_h",
-    "hybrid_override_pattern": "ME*-",
-    "num_hidden_layers": 4,
-    "hidden_size": 8,
-    "vocab_size": 10,
-    "intermediate_size": 12,
-    "layer_norm_epsilon": 1e-5,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.02,
-    "rescale_prenorm_residual": True,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "mamba_num_heads": 2,
-    "mamba_head_dim": 3,
-    "ssm_state_size": 5,
-    "n_groups": 1,
-    "conv_kernel": 4,
-    "chunk_size": 8,
-    "time_step_min": 0.001,
-    "time_step_max": 0.1,
-    "time_step_floor": 1e-4,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 7,
-    "moe_shared_expert_intermediate_size": 9,
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-}
+FIXTURES = pathlib.Path(__file__).parent / "fixtures" / "published"
+F8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+FOLDERS = ("nemotron_h/published", "nemotron_h/fused", "qwen3_moe/published")
+
 # Inner width 6, conv channels 6 + 2 x 5 = 16, in_proj rows 6 + 16 + 2.
 SHAPES = {
     "backbone.embeddings.weight": (10, 8),
@@ -119,7 +99,11 @@ def test_future_heads_are_ignored(tensors, cfg, tmp_path):
         ("backbone.layers.0.mixer.D", np.zeros(3, np.float32), r"shape \[3\], expected \[2\]"),
         ("backbone.layers.0.mixer.D", np.zeros(2, np.int32), "holds I32, expected floats"),
         ("backbone.layers.0.mixer.E", np.zeros(2, np.float32), "is not part of pattern 'ME"),
-        ("lm_head.weight", np.zeros((8, 10), np.float32), r"shape \[8, 10\], expected \[10, 8\]"),
+        (
+            "lm_head.weight",
+            np.zeros((8, 10), np.float32),
+            r"shape \[8, 10\], expected \[10, 8\]; transpose it",
+        ),
     ],
 )
 def test_wrong_tensors_are_refused_by_name(name, change, message, tensors, cfg, tmp_path):
@@ -153,6 +137,18 @@ def test_shards_are_read_through_the_index(tensors, cfg, tmp_path):
     index.write_text(json.dumps({"weight_map": table}))
     with pytest.raises(InputError, match=r"lm_head.weight is missing, but .* places it there"):
         hf.load_hf(tmp_path, cfg)
+    table["lm_head.weight"] = "model-00004-of-00003.safetensors"
+    index.write_text(json.dumps({"weight_map": table}))
+    with pytest.raises(
+        InputError, match=r"00004-of-00003.safetensors: no such file, but .* lm_head"
+    ):
+        hf.load_hf(tmp_path, cfg)
+    del table["lm_head.weight"]
+    index.write_text(json.dumps({"weight_map": table}))
+    with pytest.raises(
+        InputError, match="tensor lm_head.weight is not listed in model.safetensors"
+    ):
+        hf.load_hf(tmp_path, cfg)
 
 
 def test_folders_without_weights_or_config_are_refused(cfg, tmp_path):
@@ -168,74 +164,186 @@ def test_folders_without_weights_or_config_are_refused(cfg, tmp_path):
         hf.load_hf(tmp_path, cfg)
 
 
-# --- configs -------------------------------------------------------------------------------------
+# --- shards, types, blocks -----------------------------------------------------------------------
 
 
-def test_config_spellings_agree(cfg):
-    listed = dict(CONFIG)
-    del listed["hybrid_override_pattern"]
-    newer = listed | {"layers_block_type": ["mamba", "moe", "attention", "mlp"]}
-    newest = listed | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}
-    assert families.model_config_from_hf(newer) == cfg
-    assert families.model_config_from_hf(newest) == cfg
+def equal_trees(one, other):
+    for (path, want), got in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), path
+        np.testing.assert_array_equal(got, want, err_msg=str(path))
 
 
-@pytest.mark.parametrize("high", [math.inf, {"__float__": "Infinity"}, 1e30])
-def test_infinite_step_limits_are_none(high):
-    limit = families.model_config_from_hf(CONFIG | {"time_step_limit": [0.0, high]}).mamba
-    assert limit.time_step_limit is None
-    low = families.model_config_from_hf(CONFIG | {"time_step_limit": [0.01, high]}).mamba
-    assert low.time_step_limit == (0.01, 1e30)
+@pytest.fixture
+def laid():
+    """Returns the shardings of a fixture folder's parameters over four devices."""
+    rules = {**dict.fromkeys(("seq", "heads", "kv_heads", "mamba_heads", "layers"), ())}
+    rules |= {"batch": ("data",), "embed": ("fsdp",), "vocab": (), "mlp": ("tensor",)}
+    rules |= {"expert": (), "mamba_inner": ("tensor",)}
+    shape = {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2, "context": 1}
+    mesh = build(MeshConfig, {**shape, "rules": rules})
+    return lambda cfg: param_shardings(hybrid.model_specs(cfg), make_mesh(mesh), mesh.rules)
 
 
-def test_finite_step_limits_are_kept():
-    read = families.model_config_from_hf(CONFIG | {"time_step_limit": [0.01, 0.2]})
-    assert read.mamba.time_step_limit == (0.01, 0.2)
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_each_shard_reads_its_own_bytes_once(folder, laid, monkeypatch):
+    """On a mesh: the same numbers, each held as its sharding says, no byte for a second replica."""
+    cfg = families.model_config_from_hf(hf.read_config(FIXTURES / folder))
+    whole = hf.load_hf(FIXTURES / folder, cfg)
+    read, largest = 0, 0
+    plain = hf._read
+
+    def counted(source, spans):
+        nonlocal read, largest
+        out = plain(source, spans)
+        read, largest = read + out.size, max(largest, out.size)
+        return out
+
+    monkeypatch.setattr(hf, "_read", counted)
+    shardings = laid(cfg)
+    params = hf.load_hf(FIXTURES / folder, cfg, shardings)
+    equal_trees(whole, params)
+    assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings
+    leaves = jax.tree.leaves(params)
+    assert read == sum(leaf.size for leaf in leaves)
+    assert largest == max(s.data.size for leaf in leaves for s in leaf.addressable_shards)
+    assert 2 * largest <= max(leaf.size for leaf in leaves)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; known:.* nemotron_h"),
-        ({"attention_bias": True}, "attention_bias is True, only False"),
-        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu', only 'relu2'"),
-        ({"n_shared_experts": 2}, "n_shared_experts is 2"),
-        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, the pattern 'ME"),
-        ({"hidden_size": None}, "missing key 'hidden_size'"),
-        ({"n_routed_experts": 0}, "experts: expected int at least 1"),
-    ],
-)
-def test_configs_that_cannot_be_computed_are_refused(change, message):
-    config = {key: value for key, value in (CONFIG | change).items() if value is not None}
-    with pytest.raises(InputError, match=message):
-        families.model_config_from_hf(config)
+def test_large_shards_are_put_together_from_blocks(laid, monkeypatch):
+    """Blocks of 512 bytes: the same numbers on a mesh, cut inside experts and inside matrices."""
+    folder = FIXTURES / "nemotron_h" / "published"
+    cfg = families.model_config_from_hf(hf.read_config(folder))
+    whole = hf.load_hf(folder, cfg)
+    monkeypatch.setattr(hf, "BLOCK_BYTES", 512)
+    sizes = []
+    plain = hf._read
+    monkeypatch.setattr(hf, "_read", lambda *a: sizes.append(plain(*a).nbytes) or plain(*a))
+    equal_trees(whole, hf.load_hf(folder, cfg, laid(cfg)))
+    assert max(sizes) <= 512
+    assert len(sizes) > 100
 
 
-def test_unknown_layer_kinds_are_refused():
-    config = {key: value for key, value in CONFIG.items() if key != "hybrid_override_pattern"}
-    with pytest.raises(InputError, match="layers_block_type has 'conv'; known: mamba"):
-        families.model_config_from_hf(config | {"layers_block_type": ["mamba", "conv"]})
+@pytest.mark.parametrize("kind", [np.float64, np.float16, ml_dtypes.bfloat16, *F8])
+def test_every_float_type_is_read(kind, tensors, cfg, tmp_path):
+    narrow = {name: value.astype(kind) for name, value in tensors.items()}
+    save_file(narrow, tmp_path / "model.safetensors")
+    params = hf.load_hf(tmp_path, cfg)
+    want = narrow["backbone.layers.2.mixer.o_proj.weight"].astype(np.float32).T
+    np.testing.assert_array_equal(params["units"][0][2]["w_o"][0], want)
+    assert set(hf.read_dtypes(tmp_path, cfg)) == set(tensors)
+    (stored,) = set(hf.read_dtypes(tmp_path, cfg).values())
+    assert hf.FLOATS[stored] == kind
+
+
+def test_what_must_not_be_narrowed_is_held_in_float32(tensors, cfg, tmp_path):
+    """Biases a hundredth apart at 7: in bfloat16 the last two are one number."""
+    bias = np.asarray([7.02, 7.03], np.float32)
+    assert len(set(bias.astype(ml_dtypes.bfloat16))) == 1
+    tensors["backbone.layers.1.mixer.gate.e_score_correction_bias"] = bias
+    save_file(tensors, tmp_path / "model.safetensors")
+    held = dataclasses.replace(cfg.precision, params="bfloat16")
+    params = hf.load_hf(tmp_path, dataclasses.replace(cfg, precision=held))
+    mamba, moe, *_ = params["units"][0]
+    np.testing.assert_array_equal(moe["correction_bias"][0], bias)
+    for name in ("A_log", "D"):
+        np.testing.assert_array_equal(mamba[name][0], tensors[f"backbone.layers.0.mixer.{name}"])
+    assert {moe["router"].dtype, mamba["dt_bias"].dtype} == {np.dtype(np.float32)}
+    assert {moe["w_up"].dtype, mamba["w_gate"].dtype, params["embed"].dtype} == {jnp.bfloat16.dtype}
+
+
+@pytest.mark.slow
+def test_memory_of_an_import_stays_near_what_is_held(root):
+    """A checkpoint of 0.3 GB on four devices: the arrays and less than 0.6 GB beside them."""
+    command = [sys.executable, "tools/import_memory.py", "--gb", "0.3"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert found["held_bytes"] > 0.59e9
+    assert found["peak_bytes"] < found["held_bytes"] + 0.6e9
+    assert done.returncode == 0
+
+
+# --- the project's own published folders ---------------------------------------------------------
+
+
+def test_dialects_hold_one_model():
+    """Names of the hub in bfloat16, names of transformers in float32: the same tree and config."""
+    published, fused = (FIXTURES / folder for folder in FOLDERS[:2])
+    cfg = families.model_config_from_hf(hf.read_config(published))
+    assert families.model_config_from_hf(hf.read_config(fused)) == cfg
+    equal_trees(hf.load_hf(published, cfg), hf.load_hf(fused, cfg))
+    read = hf.read_dtypes(published, cfg)
+    assert list(read) == [tensor.name for tensor in tensor_names.hub_tensors(cfg)]
+    kept = {name for name, kind in read.items() if kind == "F32"}
+    assert {name.split(".")[-1] for name in kept} == {"A_log", "D", "e_score_correction_bias"}
+    assert set(hf.read_dtypes(fused, cfg)) == set(read)
+
+
+@pytest.mark.parametrize("folder", ["nemotron_h", "qwen3_moe"])
+def test_logits_are_those_of_the_second_implementation(folder):
+    """Of `reference_model.py`: float64, a token at a time, straight from the stored tensors."""
+    published = FIXTURES / folder / "published"
+    expected = np.load(FIXTURES / folder / "expected.npz")
+    cfg = families.model_config_from_hf(hf.read_config(published))
+    tokens = jnp.asarray(expected["tokens"])
+
+    @jax.jit
+    def logits(params):
+        hidden, _ = hybrid.forward(params, tokens, jnp.ones_like(tokens), cfg, no_shard)
+        return hybrid.logits(params, hidden, cfg)
+
+    got = logits(hf.load_hf(published, cfg))
+    np.testing.assert_allclose(got, expected["logits"], *PUBLISHED_LOGITS)
+
+
+def test_fixtures_are_what_the_tool_writes(root, tmp_path):
+    """The same tensors and configs byte for byte; the logits up to the rounding of another machine."""
+    subprocess.run([sys.executable, "tools/make_fixtures.py", tmp_path], cwd=root, check=True)
+    for path in sorted(path for path in FIXTURES.rglob("*") if path.is_file()):
+        again = tmp_path / path.relative_to(FIXTURES)
+        if path.suffix == ".npz":
+            one, other = np.load(path), np.load(again)
+            np.testing.assert_array_equal(one["tokens"], other["tokens"])
+            np.testing.assert_allclose(one["logits"], other["logits"], *SAME_F32)
+        else:
+            assert path.read_bytes() == again.read_bytes(), path
 
 
 # --- the published folders -----------------------------------------------------------------------
 
+DIALECTS = {
+    "nemotron_h_tiny": ("published_sharded", "published_bf16", "fused"),
+    "qwen3_moe_tiny": ("published_sharded",),
+}
 
-@pytest.mark.parametrize("dialect", ["published_sharded", "published_bf16"])
-def test_published_dialects_hold_the_same_weights(dialect, extra_dir):
-    folder = extra_dir / "fixtures" / "nemotron_h_tiny"
+
+@pytest.mark.parametrize(
+    ("model", "dialect"), [(model, one) for model, all_ in DIALECTS.items() for one in all_]
+)
+def test_published_dialects_hold_the_same_weights(model, dialect, extra_dir):
+    folder = extra_dir / "fixtures" / model
     cfg = families.model_config_from_hf(hf.read_config(folder / "published"))
     assert families.model_config_from_hf(hf.read_config(folder / dialect)) == cfg
     plain, other = hf.load_hf(folder / "published", cfg), hf.load_hf(folder / dialect, cfg)
-    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(other))
+    if dialect != "published_bf16":
+        equal_trees(plain, other)
+        return
     for (path, want), got in zip(
         jax.tree_util.tree_leaves_with_path(plain), jax.tree.leaves(other), strict=True
     ):
-        name = path[-1].key
-        exact = dialect == "published_sharded" or name in ("A_log", "D", "correction_bias")
-        if exact:  # kept in float32 beside bfloat16 weights
+        if path[-1].key in tensor_names.KEPT_FLOAT32:  # kept beside bfloat16 weights
             np.testing.assert_array_equal(got, want)
         else:
-            np.testing.assert_allclose(got, want, rtol=2**-8)
-    stored = load_file(folder / "published" / "model.safetensors")
-    bias = stored["backbone.layers.1.mixer.gate.e_score_correction_bias"]
-    np.testing.assert_array_equal(other["units"][0][1]["correction_bias"][0], bias)
+            rounded = np.asarray(want).astype(ml_dtypes.bfloat16).astype(np.float32)
+            np.testing.assert_array_equal(got, rounded)
+
+
+@pytest.mark.parametrize("model", DIALECTS)
+def test_second_implementation_agrees_with_the_published_one(model, extra_dir):
+    folder = extra_dir / "fixtures" / model
+    tensors = load_file(folder / "published" / "model.safetensors")
+    oracle = np.load(folder / "oracle.npz")
+    for ids, logits in zip(oracle["L17_ids"], oracle["L17_logits"], strict=True):
+        got = reference_logits(tensors, hf.read_config(folder / "published"), ids)
+        np.testing.assert_allclose(got, logits, *PUBLISHED_LOGITS)

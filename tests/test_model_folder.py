@@ -4,6 +4,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from crafted import next_id_params, tiny_config
 from model_folders import write_hf
@@ -13,7 +14,7 @@ from nemocascade_jax.data.tokenizer import load_tokenizer
 from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.formats import checkpoint
-from nemocascade_jax.formats.model_folder import check_model_folder, load_model
+from nemocascade_jax.formats.model_folder import carried_files, check_model_folder, load_model
 
 TINY = load_tokenizer("tiny")
 
@@ -39,6 +40,29 @@ def test_native_step_and_published_folder_hold_the_same_model(tmp_path):
     with pytest.raises(InputError, match=r"did you mean .*sft/checkpoints/3\?"):
         check_model_folder(str(tmp_path / "sft"))
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(native.params))
+    mesh = jax.make_mesh((2,), ("x",))
+    laid = jax.tree.map(
+        lambda leaf: jax.NamedSharding(mesh, jax.P(*[None] * (leaf.ndim - 1), "x")), params
+    )
+    for folder in (tmp_path / "hf", tmp_path / "sft" / "checkpoints" / "3"):
+        spread = load_model(str(folder), laid).params
+        assert jax.tree.map(lambda leaf: leaf.sharding, spread) == laid
+        jax.tree.map(np.testing.assert_array_equal, spread, params)
+
+
+def test_small_files_of_a_published_model_go_on_with_its_steps(tmp_path):
+    """Its config.json and the types of its tensors lie beside model.json, and come out again."""
+    cfg = tiny_config("-", vocab_size=512)
+    folder = check_model_folder(str(write_hf(tmp_path / "hf", cfg, next_id_params(cfg), TINY)))
+    files = carried_files(folder)
+    assert files["hf_config.json"] == (tmp_path / "hf" / "config.json").read_bytes()
+    assert set(json.loads(files["dtypes.json"]).values()) == {"F32"}
+    params = load_model(folder).params
+    checkpoint.save_model(tmp_path, params, checkpoint.model_files(folder.cfg, files))
+    again = check_model_folder(str(tmp_path))
+    assert carried_files(again) == files
+    assert again.cfg == folder.cfg
+    assert weights_digest(load_model(again).params) == weights_digest(params)
 
 
 def test_folder_that_holds_no_model_is_refused(tmp_path):

@@ -17,11 +17,11 @@ from tolerances import GRAD_F32, ORDER_F32, SAME_F32
 near = np.testing.assert_allclose
 
 
-def layer_of(**changes):
+def layer_of(activation="relu2", **changes):
     """Returns the config and the one MoE layer of a tiny model."""
     cfg, _ = tiny_hybrid_config("E")
     moe = dataclasses.replace(cfg.moe, **changes)
-    cfg, params = tiny_hybrid_config("E", moe=moe)
+    cfg, params = tiny_hybrid_config("E", moe=moe, activation=activation)
     return cfg, jax.tree.map(lambda leaf: leaf[0], params["units"][0][0])
 
 
@@ -71,20 +71,38 @@ def test_groups_limit_the_choice_even_when_choices_are_negative():
     assert both.expert_ids[0, 0].tolist() == [0, 2]
 
 
+def test_softmax_weights_are_shares_of_all_experts():
+    """Scores 0.5, 0.3, 0.15, 0.05: the best two weigh 5/8 and 3/8, or their own shares."""
+    cfg, layer = layer_of(router="softmax", scale=1.0)
+    assert "correction_bias" not in layer
+    logits = jnp.log(jnp.asarray([[0.05, 0.5, 0.15, 0.3]])) + 7.0
+    for m, expected in (
+        (cfg.moe, [0.625, 0.375]),
+        (dataclasses.replace(cfg.moe, normalise=False), [0.5, 0.3]),
+    ):
+        routing = room.route({"router": jnp.eye(4)}, logits[None], jnp.ones((1, 1), jnp.int32), m)
+        assert routing.expert_ids.tolist() == [[[1, 3]]]
+        near(routing.weights[0, 0], expected, *SAME_F32)
+        near(routing.margin, 0.15, *ORDER_F32)
+
+
 # --- the backings --------------------------------------------------------------------------------
 
 
 @functools.partial(jax.jit, static_argnames=("impl",))
-def experts_grad(x, ids, weights, w_up, w_down, cotangent, impl):
-    def run(x, weights, w_up, w_down):
-        return dispatch.routed_experts(x, ids, weights, w_up, w_down, grouped_impl=impl)
+def experts_grad(x, ids, weights, w_up, w_down, cotangent, impl, w_gate=None):
+    """Returns the output and the gradients of x, weights, and each expert matrix."""
+    gate = [] if w_gate is None else [w_gate]
 
-    out, back = jax.vjp(run, x, weights, w_up, w_down)
+    def run(x, weights, *experts):
+        return dispatch.routed_experts(x, ids, weights, *experts, grouped_impl=impl)
+
+    out, back = jax.vjp(run, x, weights, w_up, w_down, *gate)
     return out, back(cotangent)
 
 
 def case(rng, kind, tokens=23, experts=4, top_k=2):
-    """Returns random inputs; `kind` says how the tokens fall on the experts."""
+    """Returns random inputs without a gate; `kind` says how the tokens fall on the experts."""
     ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)])
     if kind == "one expert":
         ids[:, 0], ids[:, 1] = 1, experts
@@ -104,30 +122,46 @@ def case(rng, kind, tokens=23, experts=4, top_k=2):
 KINDS = ["even", "one expert", "an empty expert", "dropped tokens", "nothing"]
 
 
-@pytest.mark.parametrize("gathered", [True, False])
+@pytest.mark.parametrize(
+    ("gathered", "gated"), [(True, False), (False, False), (True, True), (False, True)]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_match_dense_in_value_and_gradient(kind, gathered, rng, monkeypatch):
+def test_blocks_match_dense_in_value_and_gradient(kind, gathered, gated, rng, monkeypatch):
+    """Of experts and router weights; an expert without tokens gets exactly zero (T13)."""
     if not gathered:
         monkeypatch.setattr(dispatch, "GATHER_LIMIT", 0)
     entries = case(rng, kind, tokens=23 if gathered else 22)  # another shape: compiled anew
-    out, grads = experts_grad(*entries, "blocks")
-    expected, dense_grads = experts_grad(*entries, "dense")
-    near(out, expected, *ORDER_F32)
-    for got, want in zip(grads, dense_grads, strict=True):
-        near(got, want, *GRAD_F32)
+    gate = jnp.asarray(rng.normal(size=(4, 6, 5)), jnp.float32) if gated else None
+    grads = backings_match("blocks", entries, gate)
     for expert in set(range(4)) - set(np.asarray(entries[1]).ravel()):
-        assert not grads[2][expert].any(), "an unused expert's gradient is exactly zero"
-        assert not grads[3][expert].any()
+        assert not any(grad[expert].any() for grad in grads[2:])
 
 
-@pytest.mark.parametrize("kind", ["even", "dropped tokens"])
-def test_ragged_dot_matches_dense_in_value_and_gradient(kind, rng):
-    entries = case(rng, kind)
-    out, grads = experts_grad(*entries, "ragged_dot")
-    expected, dense_grads = experts_grad(*entries, "dense")
+def backings_match(impl, entries, gate=None):
+    out, grads = experts_grad(*entries, impl, gate)
+    expected, dense_grads = experts_grad(*entries, "dense", gate)
     near(out, expected, *ORDER_F32)
     for got, want in zip(grads, dense_grads, strict=True):
         near(got, want, *GRAD_F32)
+    return grads
+
+
+@pytest.mark.parametrize(
+    ("kind", "gated"), [("even", False), ("dropped tokens", False), ("dropped tokens", True)]
+)
+def test_ragged_dot_matches_dense_in_value_and_gradient(kind, gated, rng):
+    gate = jnp.asarray(rng.normal(size=(4, 6, 5)), jnp.float32) if gated else None
+    backings_match("ragged_dot", case(rng, kind), gate)
+
+
+def test_gated_experts_by_hand(rng):
+    """All tokens on expert 1: w down(silu(gate x) up x), in NumPy."""
+    entries = x, _, weights, w_up, w_down, _ = case(rng, "one expert")
+    gate = jnp.asarray(rng.normal(size=(4, 6, 5)), jnp.float32)
+    opened = np.asarray(x @ gate[1], np.float64)
+    hidden = opened / (1 + np.exp(-opened)) * np.asarray(x @ w_up[1])
+    out, _ = experts_grad(*entries, "blocks", gate)
+    near(out, np.asarray(weights[:, :1]) * (hidden @ w_down[1]), *ORDER_F32)
 
 
 @pytest.mark.parametrize("limit", [0, dispatch.GATHER_LIMIT])
@@ -184,8 +218,10 @@ def layer_grad(layer, x, segments, cfg, impl):
     return jax.value_and_grad(total, has_aux=True)(layer)
 
 
-def test_router_learns_alike_by_blocks_and_dense(rng):
-    cfg, layer = layer_of()
+@pytest.mark.parametrize("router", ["sigmoid", "softmax"])
+def test_router_learns_alike_by_blocks_and_dense(router, rng):
+    gated = "gated_silu" if router == "softmax" else "relu2"
+    cfg, layer = layer_of(activation=gated, router=router)
     x = jnp.asarray(rng.normal(size=(2, 9, 32)), jnp.float32)
     segments = jnp.asarray([[1] * 9, [1] * 5 + [0] * 4])
     (_, (out, routing)), grad = layer_grad(layer, x, segments, cfg, "blocks")
@@ -197,7 +233,7 @@ def test_router_learns_alike_by_blocks_and_dense(rng):
         if name != "pre_norm":
             near(grad[name], dense_grad[name], GRAD_F32.rtol, GRAD_F32.atol * max(scale, 1))
     assert np.abs(grad["router"]).max() > 1e-3
-    assert not grad["correction_bias"].any()
+    assert "correction_bias" not in grad or not grad["correction_bias"].any()
     assert int(routing.load.sum()) == 14 * 2
 
 

@@ -164,7 +164,7 @@ def test_a_teacher_that_is_the_student_has_nothing_to_say(run):
     config = dataclasses.replace(run.stages["mopd"], teacher_memory="device")
     batch = mopd.make_collect(config, io)(fresh_state(params, ())).batch
     assert next(loads) == 1  # one teacher of two domains is loaded once
-    (total, (sums, largest)), grads = jax.jit(
+    (total, (sums, largest, _)), grads = jax.jit(
         jax.value_and_grad(mopd.make_loss_sum(config, io), has_aux=True)
     )(params, batch)
     part, count = sums["mopd/advantage_abs"]

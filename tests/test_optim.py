@@ -105,6 +105,12 @@ def test_clip_sees_trained_leaves_only():
     np.testing.assert_array_equal(small["head"], large["head"])
 
 
+def test_router_and_bias_may_be_frozen_where_there_are_none():
+    specs = {name: SPECS[name] for name in ("embed", "norm", "head")}
+    trained = trained_leaves(optim(frozen=("router", "correction_bias")), specs)
+    assert all(trained.values())
+
+
 def test_a_pattern_without_a_match_is_refused():
     with pytest.raises(InputError, match="optim.frozen names 'ruoter', which matches no parameter"):
         trained_leaves(optim(frozen=("ruoter",)), SPECS)

@@ -27,7 +27,7 @@ def make_params():
 def loss_sum(params, batch):
     logprobs = jax.nn.log_softmax(params["logits"])[batch.targets]
     total, sums = losses.cross_entropy_sum(logprobs + 0 * params["frozen"].sum(), batch)
-    return total, (sums, {"moe/load_max": logprobs.max()})
+    return total, train.Measured(sums, {"moe/load_max": logprobs.max()})
 
 
 def make_batch(rows):

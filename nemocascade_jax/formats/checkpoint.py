@@ -10,6 +10,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import orbax.checkpoint as ocp
 from nemocascade_jax import config
 from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.errors import InputError
+from nemocascade_jax.sharding import Params
 from nemocascade_jax.state import HostState, TrainState
 
 SAVING = (
@@ -56,10 +58,10 @@ class FilesRestore(ocp.args.CheckpointArgs):
     pass
 
 
-def model_files(cfg: ModelConfig, tokenizer_files: dict[str, bytes]) -> dict[str, bytes]:
-    """Returns the files of the `model` item."""
+def model_files(cfg: ModelConfig, small_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the files of the `model` item: the shape, and what goes with the weights unchanged."""
     text = json.dumps(config.to_plain(cfg), indent=2, allow_nan=False)
-    return {"model.json": text.encode(), **tokenizer_files}
+    return {"model.json": text.encode(), **small_files}
 
 
 class Checkpoints:
@@ -121,6 +123,15 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def save_model(folder: pathlib.Path, params: Params, files: dict[str, bytes]) -> None:
+    """Writes a folder that serves as a model like a step does, without the state of any training."""
+    with _faults_named(folder, SAVING), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.resolve() / "params", params)
+    (folder / "model").mkdir()
+    for name, data in files.items():
+        (folder / "model" / name).write_bytes(data)
 
 
 def checkpoint_steps(folder: pathlib.Path) -> list[int]:

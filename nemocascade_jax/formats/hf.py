@@ -1,12 +1,19 @@
-"""Hugging Face checkpoint folders to parameters, strict: every tensor is named, used and checked."""
+"""Hugging Face checkpoint folders to parameters, strict: every tensor is named, used and checked.
+
+Names, shapes and types are checked on the headers, before any number is read. Then each device gets
+the bytes of its own shards and no others, one parameter after another.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -14,14 +21,52 @@ from safetensors import SafetensorError, safe_open
 
 from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.models.hybrid import cut_pattern, layer_places
-from nemocascade_jax.sharding import Params
+from nemocascade_jax.formats import tensor_names
+from nemocascade_jax.formats.families import family_of
+from nemocascade_jax.formats.tensor_names import NAMES, Order, Tensor
+from nemocascade_jax.models.hybrid import model_specs
+from nemocascade_jax.models.layers import held_type
+from nemocascade_jax.sharding import Params, map_specs
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # safetensors finds the type once ml_dtypes is imported
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 IGNORED = "mtp."  # multi-token-prediction heads, which the model does not run
+BLOCK_BYTES = 64 << 20  # a larger shard is put together on its device from blocks of this size
 
-Read = Callable[[str, tuple[int, ...]], np.ndarray]
+FLOATS: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+Span = tuple[int, int]
+Report = Callable[[int, int], None]  # how many of how many are done
+
+
+class Stored(NamedTuple):
+    """Where a tensor's bytes lie and what they are."""
+
+    path: pathlib.Path
+    dtype: str  # as safetensors calls it
+    shape: tuple[int, ...]
+    offset: int
+
+    def numbers(self) -> np.ndarray:
+        """Returns the tensor as a view of its file: only what is copied out of it is read."""
+        return np.memmap(self.path, FLOATS[self.dtype], "r", self.offset, self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Source:
+    """One parameter of ours and the tensors it lies in, by the indices of its leading axes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    order: Order
+    leads: int
+    places: dict[tuple[int, ...], tuple[Stored, int]]  # and its first column there
 
 
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -32,163 +77,230 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
     return _json(path)
 
 
-def load_hf(folder: str | pathlib.Path, cfg: ModelConfig) -> Params:
-    """Returns the float32 parameters of a folder with the published tensor names.
+def load_hf(
+    folder: str | pathlib.Path,
+    cfg: ModelConfig,
+    shardings: Any = None,
+    *,
+    report: Report = lambda done, total: None,
+) -> Params:
+    """Returns the parameters of a folder, in any dialect, in the type that `cfg.precision` holds.
 
     Matrices are stored [out, in] and come back [in, out]; experts come back stacked. A tensor that is
     missing, left over, misshapen or not a float is an error that names it.
     """
-    where = _tensor_files(pathlib.Path(folder))
-    used: set[str] = set()
-    handles: dict[pathlib.Path, Any] = {}
+    sources = _sources(_matched(pathlib.Path(folder), cfg), cfg)
+    leaves, tree = jax.tree.flatten(map_specs(lambda path, spec: sources[path], model_specs(cfg)))
+    laid = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
+    params = []
+    for number, (source, sharding) in enumerate(zip(leaves, laid, strict=True), 1):
+        params.append(_load(source, sharding))
+        report(number, len(leaves))
+    return jax.tree.unflatten(tree, params)
 
-    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in where:
-            raise InputError(f"{folder}: tensor {name} is missing; expected {list(shape)}")
-        path = where[name]
-        if path not in handles:
-            handles[path] = _open(path)
-        used.add(name)
-        return _float_tensor(handles[path], path, name, shape)
 
-    params = _read_params(read, cfg)
-    extra = sorted(name for name in where if name not in used and not name.startswith(IGNORED))
-    if extra:
-        raise InputError(
-            f"{folder}: tensor {extra[0]} is not part of pattern {cfg.pattern!r} "
-            f"({len(extra)} such tensors); use the config.json of this checkpoint"
-        )
-    return params
+def read_dtypes(folder: str | pathlib.Path, cfg: ModelConfig) -> dict[str, str]:
+    """Returns the type each tensor is stored in, by its name on the hub, whatever the dialect."""
+    sources = _sources(_matched(pathlib.Path(folder), cfg), cfg)
+    found = {}
+    for tensor in tensor_names.hub_tensors(cfg):
+        path, lead, *_ = tensor.parts[0]
+        stored, _ = sources[path].places[lead[: sources[path].leads]]
+        found[tensor.name] = stored.dtype
+    return found
+
+
+# --- what a folder holds -------------------------------------------------------------------------
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
 
 
-def _open(path: pathlib.Path) -> Any:
-    try:
-        return safe_open(path, framework="np")
-    except (SafetensorError, FileNotFoundError) as error:
-        raise InputError(f"{path}: not a readable safetensors file ({error})") from None
-
-
-def _tensor_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Returns the file of each tensor, through the index where there is one."""
-    if (folder / INDEX).is_file():
-        table = _json(folder / INDEX)["weight_map"]
-        files = {name: folder / file for name, file in table.items()}
-    elif (folder / SINGLE).is_file():
-        return dict.fromkeys(_open(folder / SINGLE).keys(), folder / SINGLE)
-    else:
-        raise InputError(f"{folder}: holds neither {SINGLE} nor {INDEX}")
-    for path in sorted(set(files.values())):
-        held = set(_open(path).keys())
-        for name, file in files.items():
-            if file == path and name not in held:
-                raise InputError(f"{path}: tensor {name} is missing, but {INDEX} places it there")
-    return files
-
-
-def _float_tensor(handle: Any, path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    view = handle.get_slice(name)
-    if tuple(view.get_shape()) != shape:
+def _matched(folder: pathlib.Path, cfg: ModelConfig) -> list[tuple[Tensor, Stored]]:
+    """Returns each tensor that the model needs with its place; refuses any that does not fit."""
+    held = _tensors_of(folder)
+    names = NAMES[family_of(cfg)]
+    embed, _ = names.ends["embed"]
+    found = [prefix for prefix in names.prefixes if prefix + embed in held]
+    joined = tuple(name for name, _ in names.stacked.values())
+    stacked = any(name.endswith(joined) for name in held)
+    wanted = tensor_names.tensors(cfg, (found or names.prefixes)[0], stacked=stacked)
+    absent = [tensor for tensor in wanted if tensor.name not in held]
+    if absent:
         raise InputError(
-            f"{path}: tensor {name} has shape {view.get_shape()}, expected {list(shape)}"
+            f"{folder}: tensor {absent[0].name} is missing; expected {list(absent[0].shape)} "
+            f"({len(absent)} of {len(wanted)} are missing); copy the whole checkpoint"
         )
-    if view.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-        raise InputError(f"{path}: tensor {name} holds {view.get_dtype()}, expected floats")
-    return np.asarray(handle.get_tensor(name), np.float32)
-
-
-def _read_params(read: Read, cfg: ModelConfig) -> Params:
-    table = (cfg.vocab_size, cfg.width)
-    params: Params = {"embed": jnp.asarray(read("backbone.embeddings.weight", table))}
-    params["units"] = [[{} for _ in unit] for unit, _ in cut_pattern(cfg.pattern)]
-    found: dict[tuple[int, int], list[dict[str, np.ndarray]]] = {}
-    for number, (unit, letter, _) in enumerate(layer_places(cfg.pattern)):
-        prefix = f"backbone.layers.{number}"
-        layer = {"pre_norm": read(f"{prefix}.norm.weight", (cfg.width,))}
-        kind = cfg.pattern[number]
-        found.setdefault((unit, letter), []).append(
-            layer | LAYERS[kind](read, f"{prefix}.mixer", cfg)
+    for tensor in wanted:
+        _check(tensor, held[tensor.name])
+    needed = {tensor.name for tensor in wanted}
+    extra = sorted(name for name in set(held) - needed if not name.startswith(IGNORED))
+    if extra:
+        raise InputError(
+            f"{held[extra[0]].path}: tensor {extra[0]} is not part of pattern {cfg.pattern!r} "
+            f"({len(extra)} such tensors); use the config.json of this checkpoint"
         )
-    for (unit, letter), repeats in found.items():
-        params["units"][unit][letter] = {
-            name: jnp.asarray(np.stack([layer[name] for layer in repeats])) for name in repeats[0]
-        }
-    params["norm"] = jnp.asarray(read("backbone.norm_f.weight", (cfg.width,)))
-    if not cfg.tied_embeddings:
-        params["head"] = jnp.asarray(read("lm_head.weight", table).T)
-    return params
+    return [(tensor, held[tensor.name]) for tensor in wanted]
 
 
-def _matrix(read: Read, name: str, rows: int, columns: int) -> np.ndarray:
-    """Reads a stored [columns, rows] matrix as [rows, columns]."""
-    return read(f"{name}.weight", (columns, rows)).T
+def _check(tensor: Tensor, stored: Stored) -> None:
+    if stored.shape != tensor.shape:
+        turned = stored.shape == tensor.shape[::-1]
+        raise InputError(
+            f"{stored.path}: tensor {tensor.name} has shape {list(stored.shape)}, expected "
+            f"{list(tensor.shape)}; " + ("transpose it" if turned else "use its own config.json")
+        )
+    if stored.dtype not in FLOATS:
+        raise InputError(
+            f"{stored.path}: tensor {tensor.name} holds {stored.dtype}, expected floats "
+            f"({', '.join(FLOATS)}); use a checkpoint that is not quantised"
+        )
 
 
-def _mamba(read: Read, at: str, cfg: ModelConfig) -> dict[str, np.ndarray]:
-    m, width = cfg.mamba, cfg.width
-    assert m is not None
-    fused = _matrix(read, f"{at}.in_proj", width, m.inner + m.conv_channels + m.heads)
-    gate, xbc, dt = np.split(fused, (m.inner, m.inner + m.conv_channels), axis=1)
-    conv = read(f"{at}.conv1d.weight", (m.conv_channels, 1, m.conv))
+def _tensors_of(folder: pathlib.Path) -> dict[str, Stored]:
+    """Returns the place of each tensor, through the index where there is one."""
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise InputError(f"{folder}: holds neither {SINGLE} nor {INDEX}; copy the weights too")
+        return _header(folder / SINGLE)
+    table = _json(folder / INDEX).get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+        raise InputError(f"{folder / INDEX}: weight_map is no table of file names; restore it")
+    files = {}
+    for name, file in table.items():
+        if file not in files:
+            if not (folder / file).is_file():
+                raise InputError(
+                    f"{folder / file}: no such file, but {INDEX} places tensor {name} there; "
+                    "copy the missing shard"
+                )
+            files[file] = _header(folder / file)
+        if name not in files[file]:
+            raise InputError(
+                f"{folder / file}: tensor {name} is missing, but {INDEX} places it there"
+            )
+    for file, held in files.items():
+        unlisted = sorted(n for n in set(held) - set(table) if not n.startswith(IGNORED))
+        if unlisted:
+            raise InputError(
+                f"{folder / file}: tensor {unlisted[0]} is not listed in {INDEX}; "
+                "restore the index that belongs to these files"
+            )
+    return {name: files[file][name] for name, file in table.items()}
+
+
+def _header(path: pathlib.Path) -> dict[str, Stored]:
+    """Returns the tensors of one file: a length of 8 bytes, a JSON table, then the numbers."""
+    try:
+        with safe_open(path, framework="np"):  # checks the table and the file's length
+            pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: not a readable safetensors file ({error}); copy it again"
+        ) from None
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        table = json.loads(file.read(size))
+    table.pop("__metadata__", None)
     return {
-        "w_gate": gate,
-        "w_xbc": xbc,
-        "w_dt": dt,
-        "conv_w": conv[:, 0].T,
-        "conv_b": read(f"{at}.conv1d.bias", (m.conv_channels,)),
-        "A_log": read(f"{at}.A_log", (m.heads,)),
-        "D": read(f"{at}.D", (m.heads,)),
-        "dt_bias": read(f"{at}.dt_bias", (m.heads,)),
-        "norm": read(f"{at}.norm.weight", (m.inner,)),
-        "w_out": _matrix(read, f"{at}.out_proj", m.inner, width),
+        name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + size + said["data_offsets"][0])
+        for name, said in table.items()
     }
 
 
-def _attention(read: Read, at: str, cfg: ModelConfig) -> dict[str, np.ndarray]:
-    a = cfg.attention
-    assert a is not None
-    queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    return {
-        "w_q": _matrix(read, f"{at}.q_proj", cfg.width, queries),
-        "w_k": _matrix(read, f"{at}.k_proj", cfg.width, keys),
-        "w_v": _matrix(read, f"{at}.v_proj", cfg.width, keys),
-        "w_o": _matrix(read, f"{at}.o_proj", queries, cfg.width),
-    }
+# --- from files to devices -----------------------------------------------------------------------
 
 
-def _moe(read: Read, at: str, cfg: ModelConfig) -> dict[str, np.ndarray]:
-    m, width = cfg.moe, cfg.width
-    assert m is not None
-    inside = m.latent or width
-    experts = [f"{at}.experts.{e}" for e in range(m.experts)]
-    layer = {
-        "router": _matrix(read, f"{at}.gate", width, m.experts),
-        "correction_bias": read(f"{at}.gate.e_score_correction_bias", (m.experts,)),
-        "w_up": np.stack([_matrix(read, f"{e}.up_proj", inside, m.inner) for e in experts]),
-        "w_down": np.stack([_matrix(read, f"{e}.down_proj", m.inner, inside) for e in experts]),
-    }
-    if m.latent:
-        layer["latent_in"] = _matrix(read, f"{at}.fc1_latent_proj", width, m.latent)
-        layer["latent_out"] = _matrix(read, f"{at}.fc2_latent_proj", m.latent, width)
-    if m.shared_inner:
-        shared = f"{at}.shared_experts"
-        layer["shared_up"] = _matrix(read, f"{shared}.up_proj", width, m.shared_inner)
-        layer["shared_down"] = _matrix(read, f"{shared}.down_proj", m.shared_inner, width)
-    return layer
+def _sources(matched: list[tuple[Tensor, Stored]], cfg: ModelConfig) -> dict[str, _Source]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    map_specs(lambda path, spec: shapes.__setitem__(path, spec.shape), model_specs(cfg))
+    sources: dict[str, _Source] = {}
+    for tensor, stored in matched:
+        for part in tensor.parts:
+            held = np.dtype(held_type(part.path, cfg))
+            new = _Source(shapes[part.path], held, tensor.order, len(part.lead), {})
+            sources.setdefault(part.path, new).places[part.lead] = (stored, part.start)
+    return sources
 
 
-def _mlp(read: Read, at: str, cfg: ModelConfig) -> dict[str, np.ndarray]:
-    assert cfg.mlp_inner is not None
-    return {
-        "w_up": _matrix(read, f"{at}.up_proj", cfg.width, cfg.mlp_inner),
-        "w_down": _matrix(read, f"{at}.down_proj", cfg.mlp_inner, cfg.width),
-    }
+def _load(source: _Source, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """Returns one parameter; a shard that several devices hold is read once."""
+    if sharding is None:
+        return _on_device(source, [(0, size) for size in source.shape], None)
+    shards: dict[tuple[Span, ...], jax.Array] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(source.shape).items():
+        assert index is not None
+        spans = [part.indices(size)[:2] for part, size in zip(index, source.shape, strict=True)]
+        if tuple(spans) in shards:
+            arrays.append(jax.device_put(shards[tuple(spans)], device))
+        else:
+            arrays.append(_on_device(source, spans, device))
+            shards[tuple(spans)] = arrays[-1]
+    return jax.make_array_from_single_device_arrays(source.shape, sharding, arrays)
 
 
-LAYERS = {"M": _mamba, "*": _attention, "E": _moe, "-": _mlp}
+def _on_device(source: _Source, spans: list[Span], device: jax.Device | None) -> jax.Array:
+    """Returns one shard on its device, the default one for None; the host holds a block at a time."""
+    axes = [*range(source.leads), *(source.leads + a for a in source.order if a is not None)]
+    blocks = list(_blocks(spans, axes, source.dtype.itemsize))
+    if len(blocks) == 1:
+        return jax.device_put(_read(source, spans), device)
+    held = jnp.zeros([stop - start for start, stop in spans], source.dtype, device=device)
+    for block in blocks:
+        at = [np.int32(low - start) for (low, _), (start, _) in zip(block, spans, strict=True)]
+        held = _place(held, jax.device_put(_read(source, block), device), at)
+        held.block_until_ready()  # else blocks are read faster than they are placed
+    return held
+
+
+@jax.jit(donate_argnums=0)
+def _place(held: jax.Array, block: jax.Array, at: list[jax.Array]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(held, block, at)
+
+
+def _blocks(spans: list[Span], axes: list[int], itemsize: int) -> Iterator[list[Span]]:
+    """Cuts a region into blocks of at most BLOCK_BYTES, along `axes` in this order."""
+    size = math.prod(stop - start for start, stop in spans) * itemsize
+    long = [axis for axis in axes if spans[axis][1] - spans[axis][0] > 1]
+    if size <= BLOCK_BYTES or not long:
+        yield spans
+        return
+    axis = long[0]
+    start, stop = spans[axis]
+    step = max(1, (stop - start) * BLOCK_BYTES // size)
+    for low in range(start, stop, step):
+        cut = [*spans[:axis], (low, min(low + step, stop)), *spans[axis + 1 :]]
+        yield from _blocks(cut, axes, itemsize)
+
+
+def _read(source: _Source, spans: list[Span]) -> np.ndarray:
+    """Returns a region of a parameter, cast as it is copied out of the files."""
+    out = np.empty([stop - start for start, stop in spans], source.dtype)
+    firsts = [start for start, _ in spans[: source.leads]]
+    *rows, (low, high) = spans[source.leads :]
+    for place in np.ndindex(out.shape[: source.leads]):
+        lead = tuple(first + step for first, step in zip(firsts, place, strict=True))
+        stored, column = source.places[lead]
+        ours = as_ours(stored.numbers(), source.order)
+        cut = [*(slice(*row) for row in rows), slice(low + column, high + column)]
+        out[place] = ours[tuple(cut)]
+    return out
+
+
+def as_ours(stored: np.ndarray, order: Order) -> np.ndarray:
+    """Returns a view of a stored tensor with our axes."""
+    kept = [axis for axis in order if axis is not None]
+    plain = stored.reshape(
+        [n for n, axis in zip(stored.shape, order, strict=True) if axis is not None]
+    )
+    return plain.transpose([kept.index(axis) for axis in range(len(kept))])
+
+
+def as_stored(ours: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Returns a view of our numbers with the axes and the shape of a published tensor."""
+    return ours.transpose([axis for axis in tensor.order if axis is not None]).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Grouped-query attention, causal within a segment, without any position encoding."""
+"""Grouped-query attention, causal within a segment; rotary positions and q/k norms are options."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from nemocascade_jax.config import ModelConfig
-from nemocascade_jax.models.layers import linear, project
+from nemocascade_jax.models.layers import linear, norm_spec, project, rms_norm
 from nemocascade_jax.sharding import Params, ParamSpec, Shard
 
 BLOCK_T = 512  # queries scored at once where a row is longer than two such blocks
@@ -21,7 +22,8 @@ def attention_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     assert a is not None
     width = (cfg.width, "embed")
     queries, keys = (a.heads * a.head_dim, "heads"), (a.kv_heads * a.head_dim, "kv_heads")
-    return {
+    norms = {"q_norm": norm_spec(a.head_dim), "k_norm": norm_spec(a.head_dim)} if a.qk_norm else {}
+    return norms | {
         "w_q": linear(cfg, width, queries),
         "w_k": linear(cfg, width, keys),
         "w_v": linear(cfg, width, keys),
@@ -47,8 +49,14 @@ def attention(
     rows, time, _ = x.shape
     real = (segment_ids > 0)[:, :, None, None]
     q = project(x, params["w_q"]).reshape(rows, time, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
-    k = jnp.where(real, project(x, params["w_k"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
-    v = jnp.where(real, project(x, params["w_v"]).reshape(rows, time, a.kv_heads, a.head_dim), 0)
+    k = project(x, params["w_k"]).reshape(rows, time, a.kv_heads, a.head_dim)
+    v = project(x, params["w_v"]).reshape(rows, time, a.kv_heads, a.head_dim)
+    if a.qk_norm:
+        q, k = (rms_norm(x, params[n], cfg.norm_eps) for n, x in (("q_norm", q), ("k_norm", k)))
+    if a.rope_theta is not None:
+        places = segment_positions(segment_ids, None if cache is None else cache["length"])
+        q, k = (rotate(entry, places, a.rope_theta) for entry in (q, k))
+    k, v = (jnp.where(real, entry, 0) for entry in (k, v))
     k, v = (shard(entry, "batch", "seq", "kv_heads", None) for entry in (k, v))
     if cache is not None:
         mixed = _attend_cached(q, k, v, segment_ids, cache)
@@ -58,6 +66,29 @@ def attention(
         mixed = _attend(q, k, v, _visible(segment_ids, segment_ids, 0))
     out = project(mixed.reshape(rows, time, -1), params["w_o"])
     return out, {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
+
+
+def segment_positions(
+    segment_ids: Int[Array, "B T"], length: Int[Array, "B"] | None
+) -> Int[Array, "B T"]:
+    """Returns each token's place in its own run of equal ids, counted on from `length` cached ones."""
+    places = jnp.arange(segment_ids.shape[1])[None]
+    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
+    starts = jax.lax.cummax(jnp.where(segment_ids != before, places, 0), axis=1)
+    return places - starts + (0 if length is None else length[:, None])
+
+
+def rotate(
+    x: Float[Array, "B T *heads A"], places: Int[Array, "B T"], theta: float
+) -> Float[Array, "B T *heads A"]:
+    """Turns the pairs (i, i + A/2) of each head by place x theta^(-2i/A), in float32 (RoFormer 3.2)."""
+    rates = theta ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    angles = places[..., None].astype(jnp.float32) * rates.astype(np.float32)[None, None]
+    angles = jnp.expand_dims(angles, tuple(range(2, x.ndim - 1)))
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
 
 
 def _visible(
@@ -91,7 +122,7 @@ def _attend_cached(
 ) -> Float[Array, "B T J G A"]:
     """Attends to the cached places and to the new tokens under one softmax, joining neither."""
     rows, time, heads, group, width = q.shape
-    q = jnp.moveaxis(q, 1, 3).reshape(rows, heads, group * time, width) / math.sqrt(width)
+    q = jnp.moveaxis(q, 1, 3).reshape(rows, heads, group * time, width)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     old = jnp.arange(cache["k"].shape[2])[None, :] < cache["length"][:, None]  # [B, S]
     new = jnp.tile(_visible(segment_ids, segment_ids, 0), (1, group, 1))
@@ -107,12 +138,14 @@ def _attend_cached(
 
 def _scores(q: Float[Array, "B J X A"], k: Float[Array, "B J S A"]) -> Float[Array, "B J X S"]:
     both = (((3,), (3,)), ((0, 1), (0, 1)))  # the many keys first: the faster order on CPU
-    return jax.lax.dot_general(k, q, both, preferred_element_type=jnp.float32).swapaxes(2, 3)
+    scores = jax.lax.dot_general(k, q, both, preferred_element_type=jnp.float32).swapaxes(2, 3)
+    return scores / math.sqrt(q.shape[3])
 
 
 def _mix(probs: Float[Array, "B J X S"], v: Float[Array, "B J S A"]) -> Float[Array, "B J X A"]:
     # In this order neither operand is transposed; an einsum swaps them and copies every value.
-    return jax.lax.dot_general(probs, v, (((3,), (2,)), ((0, 1), (0, 1))))
+    over_places = (((3,), (2,)), ((0, 1), (0, 1)))
+    return jax.lax.dot_general(probs, v, over_places, preferred_element_type=jnp.float32)
 
 
 def _attend_in_blocks(

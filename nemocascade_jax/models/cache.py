@@ -20,8 +20,9 @@ class Cache:
     pattern that runs unrolled counts as one unit.
 
     `M`: "conv" [repeats, B, W - 1, X] inputs of the convolution, oldest first, and "ssm"
-    [repeats, B, M, P, N] float32; `*`: "k" and "v" [repeats, B, J, S, A]; others: nothing. S places
-    are there for `length` tokens: a write at or past S is lost, so callers stop a row before it.
+    [repeats, B, M, P, N]; `*`: "k" and "v" [repeats, B, J, S, A]; others: nothing. "ssm" has the type
+    `precision.ssm_state`, the rest `precision.compute`. S places are there for `length` tokens: a
+    write at or past S is lost, so callers stop a row before it.
     """
 
     layers: Any  # Layers; also their shapes or shardings
@@ -49,14 +50,14 @@ def _empty(letter: str, cfg: ModelConfig, lead: tuple[int, int], max_len: int) -
         m = cfg.mamba
         assert m is not None
         return {
-            "conv": jnp.zeros((*lead, m.conv - 1, m.conv_channels)),
-            "ssm": jnp.zeros((*lead, m.heads, m.head_dim, m.state)),
+            "conv": jnp.zeros((*lead, m.conv - 1, m.conv_channels), cfg.precision.compute),
+            "ssm": jnp.zeros((*lead, m.heads, m.head_dim, m.state), cfg.precision.ssm_state),
         }
     if letter == "*":
         a = cfg.attention
         assert a is not None
         shape = (*lead, a.kv_heads, max_len, a.head_dim)
-        return {"k": jnp.zeros(shape), "v": jnp.zeros(shape)}
+        return {name: jnp.zeros(shape, cfg.precision.compute) for name in ("k", "v")}
     return {}
 
 

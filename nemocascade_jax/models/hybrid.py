@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache as memo
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,13 +27,15 @@ from nemocascade_jax.models.cache import (
 )
 from nemocascade_jax.models.layers import logits
 from nemocascade_jax.models.mamba2 import mamba2, mamba2_specs
-from nemocascade_jax.models.moe import Routing, moe, moe_specs
+from nemocascade_jax.models.moe import Routing, bias_steps, moe, moe_specs
+from nemocascade_jax.models.pattern import cut_pattern, layer_places
 from nemocascade_jax.sharding import Params, ParamSpec, Shard, map_specs, param_count, stack_spec
 
 __all__ = [
     "Aux",
     "Cache",
     "active_param_count",
+    "balanced_biases",
     "cut_pattern",
     "decode_step",
     "fork_cache",
@@ -44,6 +45,8 @@ __all__ = [
     "logits",
     "model_specs",
     "prefill",
+    "published_layers",
+    "residual_stream",
     "total_param_count",
 ]
 
@@ -63,38 +66,7 @@ class Aux(NamedTuple):
     expert_load: Int[Array, "L E"]  # real tokens an expert got
     router_margin: Float[Array, "B T"]  # smallest gap between the last chosen and the next expert
     expert_ids: Int[Array, "L B T K"] | None  # None without MoE layers
-
-
-@memo
-def cut_pattern(pattern: str) -> tuple[tuple[str, int], ...]:
-    """Cuts a pattern into (unit, repeats) with the fewest layer bodies, then the fewest units."""
-    best: list[tuple[int, int, tuple[tuple[str, int], ...]]] = [(0, 0, ())]
-    for end in range(1, len(pattern) + 1):
-        found = None
-        for start in range(end):
-            unit, repeats = _shortest_period(pattern[start:end])
-            bodies, units, cuts = best[start]
-            option = (bodies + len(unit), units + 1, (*cuts, (unit, repeats)))
-            if found is None or option[:2] < found[:2]:
-                found = option
-        assert found is not None
-        best.append(found)
-    return best[-1][2]
-
-
-def _shortest_period(text: str) -> tuple[str, int]:
-    size = (text + text).index(text, 1)
-    return text[:size], len(text) // size
-
-
-def layer_places(pattern: str) -> list[tuple[int, int, int]]:
-    """Returns (unit, letter, repeat) of each published layer, in order."""
-    return [
-        (u, j, r)
-        for u, (unit, repeats) in enumerate(cut_pattern(pattern))
-        for r in range(repeats)
-        for j in range(len(unit))
-    ]
+    balance: Float[Array, ""]  # the sum of `moe.balance_sum` over layers, 0 where none is asked for
 
 
 def model_specs(cfg: ModelConfig) -> dict:
@@ -148,12 +120,55 @@ def forward(
     *,
     remat: Literal["none", "full"] = "none",
     grouped_impl: GroupedImpl = "blocks",
+    balance_weights: Float[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Aux]:
-    """Returns hidden states after the final norm; segments do not see each other, 0 is padding."""
+    """Returns hidden states after the final norm; segments do not see each other, 0 is padding.
+
+    `balance_weights` asks for the routers' balance loss, each segment weighted by its sum of them.
+    """
     mode = _Mode(cfg, shard, keep_state=False, remat=remat, grouped_impl=grouped_impl)
-    x = layers.embed(params, tokens, shard)
-    x, _, aux = _run_layers(params, x, segment_ids, mode)
+    x = layers.embed(params, tokens, cfg, shard)
+    x, _, aux = _run_layers(params, x, segment_ids, mode, balance_weights=balance_weights)
     return layers.rms_norm(x, params["norm"], cfg.norm_eps), aux
+
+
+def residual_stream(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    cfg: ModelConfig,
+    shard: Shard,
+) -> Float[Array, "L1 B T D"]:
+    """Returns the embedding and the stream after each published layer: for looking inside a model."""
+    mode = _Mode(cfg, shard, keep_state=False)
+    stream = [layers.embed(params, tokens, cfg, shard)]
+    for letter, weights in published_layers(params, cfg):
+        x, _ = _run_unit(letter, ([weights], None), stream[-1], segment_ids, mode, length=None)
+        stream.append(x)
+    return jnp.stack(stream)
+
+
+def published_layers(params: Params, cfg: ModelConfig) -> list[tuple[str, Params]]:
+    """Returns each published layer's letter and weights, in order."""
+    return [
+        (letter, _pick(params["units"][unit][place], repeat))
+        for letter, (unit, place, repeat) in zip(
+            cfg.pattern, layer_places(cfg.pattern), strict=True
+        )
+    ]
+
+
+def balanced_biases(
+    params: Params, expert_load: Int[Array, "L E"], cfg: ModelConfig, rate: float
+) -> Params:
+    """Returns the weights with each selection bias moved by rate x sign(mean load - load)."""
+    units = [[dict(layer) for layer in unit] for unit in params["units"]]
+    steps = rate * bias_steps(expert_load).astype(jnp.float32)
+    places = [p for p, e in zip(layer_places(cfg.pattern), cfg.pattern, strict=True) if e == "E"]
+    for step, (unit, place, repeat) in zip(steps, places, strict=True):
+        layer = units[unit][place]
+        layer["correction_bias"] = layer["correction_bias"].at[repeat].add(step)
+    return params | {"units": units}
 
 
 def init_cache(cfg: ModelConfig, batch: int, max_len: int) -> Cache:
@@ -179,7 +194,7 @@ def prefill(
     assert tokens.shape[1] <= max_len, (tokens.shape, max_len)
     segment_ids = (jnp.arange(tokens.shape[1])[None, :] < lengths[:, None]).astype(jnp.int32)
     mode = _Mode(cfg, shard, keep_state=True)
-    x = layers.embed(params, tokens, shard)
+    x = layers.embed(params, tokens, cfg, shard)
     x, states, aux = _run_layers(params, x, segment_ids, mode)
     last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
     hidden = layers.rms_norm(last, params["norm"], cfg.norm_eps)
@@ -202,7 +217,7 @@ def decode_step(
     if active is None:
         active = jnp.ones(token.shape, bool)
     mode = _Mode(cfg, shard, keep_state=True)
-    x = layers.embed(params, token[:, None], shard)
+    x = layers.embed(params, token[:, None], cfg, shard)
     x, updates, aux = _run_layers(params, x, active[:, None].astype(jnp.int32), mode, cache)
     hidden = layers.rms_norm(x[:, 0], params["norm"], cfg.norm_eps)
     return hidden, advanced(cache, updates, active), aux
@@ -214,6 +229,7 @@ def _run_layers(
     segment_ids: Int[Array, "B T"],
     mode: _Mode,
     cache: Cache | None = None,
+    balance_weights: Float[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Layers, Aux]:
     """Runs every unit over its repeats; returns the stream, each layer's state, and the routing."""
     states: Layers = []
@@ -221,7 +237,9 @@ def _run_layers(
 
     def run(x: Array, entry: tuple, unit: str) -> tuple[Array, tuple]:
         length = None if cache is None else cache.length
-        return _run_unit(unit, entry, x, segment_ids, mode, length=length)
+        return _run_unit(
+            unit, entry, x, segment_ids, mode, length=length, balance_weights=balance_weights
+        )
 
     if mode.remat == "full":
         run = jax.checkpoint(run, static_argnums=2)
@@ -264,6 +282,7 @@ def _run_unit(
     mode: _Mode,
     *,
     length: Int[Array, "B"] | None,
+    balance_weights: Float[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T D"], tuple]:
     weights, caches = entry
     states: list[dict[str, Array]] = []
@@ -281,7 +300,13 @@ def _run_unit(
             out, new = attention(params, normed, segment_ids, cfg, shard, past)
         elif letter == "E":
             out, routing = moe(
-                params, normed, segment_ids, cfg, shard, grouped_impl=mode.grouped_impl
+                params,
+                normed,
+                segment_ids,
+                cfg,
+                shard,
+                grouped_impl=mode.grouped_impl,
+                balance_weights=balance_weights,
             )
             routed.append(routing)
         else:
@@ -296,11 +321,11 @@ def _aux(routed: list[Routing], segment_ids: Int[Array, "B T"], cfg: ModelConfig
     """Joins the routing of all units, [repeats, MoE letters, ...] each, in published order."""
     if not routed:
         margin = jnp.full(segment_ids.shape, jnp.inf, jnp.float32)
-        return Aux(jnp.zeros((0, 0), jnp.int32), margin, None)
+        return Aux(jnp.zeros((0, 0), jnp.int32), margin, None, jnp.zeros((), jnp.float32))
 
     def per_layer(leaves: list[Array]) -> Array:
         return jnp.concatenate([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])
 
     load, ids = (per_layer([getattr(r, name) for r in routed]) for name in ("load", "expert_ids"))
     margin = per_layer([r.margin for r in routed]).min(axis=0)
-    return Aux(load, margin, ids)
+    return Aux(load, margin, ids, jnp.stack([r.balance.sum() for r in routed]).sum())

@@ -12,6 +12,17 @@ from jaxtyping import Array, Float, Int
 from nemocascade_jax.config import ModelConfig
 from nemocascade_jax.sharding import Init, Params, ParamSpec, Shard, constant, normal
 
+# Held in float32 whatever `precision.params` says: small, and wrong after rounding (the selection
+# bias sits on a common offset; decay and step size are exponentiated; routing flips at near ties).
+NEVER_NARROWED = ("A_log", "D", "dt_bias", "correction_bias", "router", "norm")
+
+
+def held_type(name: str, cfg: ModelConfig) -> str:
+    """Returns the type that a weight of this name (the end of its path) is held in."""
+    own = name.rsplit("/", 1)[-1]
+    kept = own in NEVER_NARROWED or own.endswith("_norm")
+    return "float32" if kept else cfg.precision.params
+
 
 def uniform(bound: float) -> Init:
     """Returns the init that draws from [-bound, bound)."""
@@ -102,23 +113,25 @@ silu_product.defvjp(_product_forward, _product_backward)
 
 @jax.custom_vjp
 def project(x: Float[Array, "... D"], weight: Float[Array, "D F"]) -> Float[Array, "... F"]:
-    """Returns x weight, one linear map a position.
+    """Returns x weight in the type of x, one linear map a position.
 
-    Its gradient, the usual one, fences the incoming gradient off: XLA on CPU otherwise computes what
+    A wider weight is narrowed here, at its use, and its gradient is summed and returned in its own
+    type. That gradient, the usual one, fences the incoming gradient off: XLA on CPU otherwise computes what
     leads to it column by column inside the transpose that d weight = x^T g asks for (10x slower).
     """
-    return x @ weight
+    return x @ weight.astype(x.dtype)
 
 
 def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x @ weight, (x, weight)
+    return project(x, weight), (x, weight)
 
 
 def _project_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, weight = saved
     grad = jax.lax.optimization_barrier(grad)
     rows, columns = x.reshape(-1, weight.shape[0]), grad.reshape(-1, weight.shape[1])
-    return grad @ weight.T, rows.T @ columns
+    d_weight = jnp.matmul(rows.T, columns, preferred_element_type=jnp.float32)
+    return grad @ weight.T.astype(grad.dtype), d_weight.astype(weight.dtype)
 
 
 project.defvjp(_project_forward, _project_backward)
@@ -131,13 +144,21 @@ def relu2(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def mlp_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     assert cfg.mlp_inner is not None
     width, inner = (cfg.width, "embed"), (cfg.mlp_inner, "mlp")
-    return {"w_up": linear(cfg, width, inner), "w_down": linear(cfg, inner, width)}
+    gate = {"w_gate": linear(cfg, width, inner)} if cfg.activation == "gated_silu" else {}
+    return gate | {"w_up": linear(cfg, width, inner), "w_down": linear(cfg, inner, width)}
 
 
-def mlp(params: Params, x: Float[Array, "B T D"], shard: Shard) -> Float[Array, "B T D"]:
-    """Returns down(relu(up x)^2); two matrices, no gate."""
-    hidden = shard(relu2(project(x, params["w_up"])), "batch", "seq", "mlp")
-    return project(hidden, params["w_down"])
+def mlp(
+    params: Params, x: Float[Array, "B T D"], shard: Shard, prefix: str = "w"
+) -> Float[Array, "B T D"]:
+    """Returns down(relu(up x)^2), or down(silu(gate x) up x) where the weights have a gate."""
+    up = project(x, params[f"{prefix}_up"])
+    if f"{prefix}_gate" in params:
+        gate = project(x, params[f"{prefix}_gate"])
+        hidden = silu_product(up.astype(jnp.float32), gate.astype(jnp.float32)).astype(x.dtype)
+    else:
+        hidden = relu2(up)
+    return project(shard(hidden, "batch", "seq", "mlp"), params[f"{prefix}_down"])
 
 
 def embed_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
@@ -147,13 +168,33 @@ def embed_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     return specs if cfg.tied_embeddings else specs | {"head": linear(cfg, *reversed(table))}
 
 
-def embed(params: Params, tokens: Int[Array, "B T"], shard: Shard) -> Float[Array, "B T D"]:
-    return shard(params["embed"][tokens], "batch", "seq", None)
+def embed(
+    params: Params, tokens: Int[Array, "B T"], cfg: ModelConfig, shard: Shard
+) -> Float[Array, "B T D"]:
+    """Returns the residual stream's start, in the type that the layers compute in."""
+    return shard(params["embed"][tokens].astype(cfg.precision.compute), "batch", "seq", None)
 
 
 def logits(
     params: Params, hidden: Float[Array, "... D"], cfg: ModelConfig
 ) -> Float[Array, "... V"]:
-    """Projects final hidden states onto the vocabulary; float32 whatever the weights' type."""
+    """Projects final hidden states onto the vocabulary; summed in float32 whatever the operands."""
     head = params["embed"].T if cfg.tied_embeddings else params["head"]
-    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    return _wide_product(hidden, head)
+
+
+@jax.custom_vjp
+def _wide_product(x: Float[Array, "... D"], weight: Float[Array, "D V"]) -> Float[Array, "... V"]:
+    """Returns x weight in float32, the weight narrowed to the type of x; gradients as `project`'s."""
+    return jnp.matmul(x, weight.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _wide_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _wide_product(x, weight), (x, weight)
+
+
+def _wide_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    return _project_backward(saved, grad.astype(saved[0].dtype))
+
+
+_wide_product.defvjp(_wide_forward, _wide_backward)

@@ -81,10 +81,26 @@ def mamba2(
     """
     m = cfg.mamba
     assert m is not None
+    gate = shard(project(x, params["w_gate"]), "batch", "seq", "mamba_inner")
+    y, state = mamba2_scan(params, x, segment_ids, cfg, shard, cache)
+    y = gated_norm(y, gate, params["norm"], m.groups, cfg.norm_eps)
+    return project(y.astype(x.dtype), params["w_out"]), state
+
+
+def mamba2_scan(
+    params: Params,
+    x: Float[Array, "B T D"],
+    segment_ids: Int[Array, "B T"],
+    cfg: ModelConfig,
+    shard: Shard,
+    cache: dict[str, Array] | None = None,
+) -> tuple[Float[Array, "B T I"], dict[str, Array]]:
+    """Returns S C + D x of convolution and recurrence, before the gate, float32; and the state."""
+    m = cfg.mamba
+    assert m is not None
     rows, time, _ = x.shape
     real = segment_ids > 0
     ordinal = segment_ordinals(segment_ids, carried=cache is not None)
-    gate = shard(project(x, params["w_gate"]), "batch", "seq", "mamba_inner")
     raw = shard(project(x, params["w_xbc"]), "batch", "seq", "mamba_inner")
     window = (
         cache["conv"]
@@ -97,14 +113,14 @@ def mamba2(
     b, c = (entry.reshape(rows, time, m.groups, m.state) for entry in (b, c))
     delta = _step_sizes(params, x, real, m)
     decay = -jnp.exp(params["A_log"].astype(jnp.float32))[None, None] * delta
-    state = cache["ssm"] if cache is not None else None
+    state = cache["ssm"].astype(jnp.float32) if cache is not None else None
     if time == 1:
         y, state = ssd_step(heads, delta, decay, (b, c), real, state)
     else:
         y, state = ssd(heads, delta, decay, (b, c), ordinal, chunk=m.chunk, state=state)
     y = y + heads.astype(jnp.float32) * params["D"].astype(jnp.float32)[None, None, :, None]
-    y = gated_norm(y.reshape(rows, time, m.inner), gate, params["norm"], m.groups, cfg.norm_eps)
-    return project(y.astype(x.dtype), params["w_out"]), {"conv": window, "ssm": state}
+    kept = {"conv": window, "ssm": state.astype(cfg.precision.ssm_state)}
+    return y.reshape(rows, time, m.inner), kept
 
 
 def segment_ordinals(segment_ids: Int[Array, "B T"], *, carried: bool) -> Int[Array, "B T"]:
@@ -167,6 +183,7 @@ def conv_silu(
 ) -> Float[Array, "B T X"]:
     """Returns silu(sum_i weight[i] inputs[t + i] + bias), T = S - W + 1, where both have one owner.
 
+    Summed in float32, returned in the type of `inputs`.
     Value and gradient end in a division, which XLA on CPU computes once; what ends in a product it
     computes again, sum and all, inside each of its uses.
     """
@@ -181,7 +198,7 @@ def _taps(entry: Array, owner: Array, width: int) -> list[Array]:
 
 
 def _conv_sum(inputs: Array, owner: Array, weight: Array, bias: Array) -> Array:
-    taps = _taps(inputs, owner, weight.shape[0])
+    taps = _taps(inputs.astype(jnp.float32), owner, weight.shape[0])
     return (
         sum(tap * row[None, None] for tap, row in zip(taps, weight, strict=True)) + bias[None, None]
     )
@@ -189,7 +206,8 @@ def _conv_sum(inputs: Array, owner: Array, weight: Array, bias: Array) -> Array:
 
 def _conv_forward(inputs: Array, owner: Array, weight: Array, bias: Array) -> tuple[Array, tuple]:
     total = _conv_sum(inputs, owner, weight, bias)
-    return total / (1 + jnp.exp(-total)), (inputs, owner, weight, bias)
+    out = total / (1 + jnp.exp(-total))
+    return out.astype(inputs.dtype), (inputs, owner, weight, bias)
 
 
 def _conv_backward(saved: tuple, grad: Array) -> tuple[Array, None, Array, Array]:
@@ -197,18 +215,19 @@ def _conv_backward(saved: tuple, grad: Array) -> tuple[Array, None, Array, Array
     width, time = weight.shape[0], grad.shape[1]
     total = _conv_sum(inputs, owner, weight, bias)
     closing = 1 + jnp.exp(-total)  # silu' = (1 + total (1 - 1 / closing)) / closing
-    grad = grad * (1 + total * (1 - 1 / closing)) / closing
+    grad = grad * (1 + total * (1 - 1 / closing)) / closing  # float32 from here
     d_weight = [jnp.sum(tap * grad, axis=(0, 1)) for tap in _taps(inputs, owner, width)]
     # Seen from an input, the output i places on is there, and is owned alike or takes nothing.
     late = jnp.pad(grad, ((0, 0), (width - 1, width - 1), (0, 0)))
     owners = jnp.pad(owner, ((0, 0), (0, width - 1)), constant_values=-1)
-    d_inputs = jnp.zeros_like(inputs)
+    d_inputs = jnp.zeros(inputs.shape, jnp.float32)
     for i in range(width):
         shift = width - 1 - i
         same = owners[:, shift : shift + time + width - 1] == owner
         moved = late[:, shift : shift + time + width - 1]
         d_inputs += jnp.where(same[..., None], moved, 0) * weight[i][None, None]
-    return d_inputs, None, jnp.stack(d_weight), grad.sum(axis=(0, 1))
+    sums = jnp.stack(d_weight).astype(weight.dtype), grad.sum(axis=(0, 1)).astype(bias.dtype)
+    return d_inputs.astype(inputs.dtype), None, *sums
 
 
 conv_silu.defvjp(_conv_forward, _conv_backward)

@@ -15,7 +15,8 @@ from nemocascade_jax.sampler import sampling as distribution
 from nemocascade_jax.sharding import Shard
 from nemocascade_jax.state import Batch
 
-# A k-th and a (k+1)-th choice closer than this may swap between two equally right programs.
+# A k-th and a (k+1)-th choice closer than this may swap between two equally right programs in
+# float32; in bfloat16 nearly every choice could, and the count says nothing.
 NEAR_TIE = 1e-6
 
 

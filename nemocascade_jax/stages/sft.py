@@ -12,11 +12,21 @@ from nemocascade_jax import losses
 from nemocascade_jax.config import SFTConfig
 from nemocascade_jax.data import chat
 from nemocascade_jax.data.batches import make_sft_batches
-from nemocascade_jax.sampler.scoring import make_scorer
+from nemocascade_jax.models import hybrid
+from nemocascade_jax.sampler.sampling import token_logprobs
 from nemocascade_jax.stages.handles import StageIO
 from nemocascade_jax.stages.updates import run_updates
 from nemocascade_jax.state import Batch, TrainState
-from nemocascade_jax.train import Collected, load_metrics, put_batch
+from nemocascade_jax.train import (
+    Collected,
+    LossSum,
+    Measured,
+    Rebalance,
+    load_metrics,
+    put_batch,
+)
+
+PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
 
 
 def sft(state: TrainState, config: SFTConfig, io: StageIO) -> TrainState:
@@ -26,7 +36,8 @@ def sft(state: TrainState, config: SFTConfig, io: StageIO) -> TrainState:
         config,
         io,
         collect=make_collect(config, io),
-        loss_sum=make_loss_sum(io),
+        loss_sum=make_loss_sum(config, io),
+        rebalance=make_rebalance(config, io),
     )
 
 
@@ -54,13 +65,37 @@ def make_collect(config: SFTConfig, io: StageIO) -> Callable[[TrainState], Colle
     return collect
 
 
-def make_loss_sum(io: StageIO) -> Callable[[Any, Batch], tuple[jax.Array, Any]]:
-    """Returns the summed cross-entropy with its metrics."""
-    scorer = make_scorer(io.model, io.shard, None, io.model.vocab_size)
+def make_loss_sum(config: SFTConfig, io: StageIO) -> LossSum:
+    """Returns the summed cross-entropy, plus the routers' balance loss when it is asked for.
 
-    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        scored = scorer(params, batch)
-        total, sums = losses.cross_entropy_sum(scored.logprobs, batch)
-        return total, (sums, load_metrics(scored.expert_load))
+    The balance loss weighs each segment by its supervised tokens, so both are divided by one count
+    and neither packing, micro-batches nor meshes change them.
+    """
+    cfg = io.model
+
+    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Measured]:
+        weights = batch.weights if config.balance_coef else None
+        hidden, aux = hybrid.forward(
+            params, batch.tokens, batch.segment_ids, cfg, io.shard, balance_weights=weights
+        )
+        logprobs = token_logprobs(
+            hybrid.logits(params, hidden, cfg), batch.targets, vocab_limit=cfg.vocab_size, **PLAIN
+        )
+        total, sums = losses.cross_entropy_sum(logprobs, batch)
+        if weights is not None:
+            total = total + config.balance_coef * aux.balance
+            sums["moe/balance_loss"] = (aux.balance, weights.sum())
+        return total, Measured(sums, load_metrics(aux.expert_load), aux.expert_load)
 
     return loss_sum
+
+
+def make_rebalance(config: SFTConfig, io: StageIO) -> Rebalance | None:
+    """Returns the rule that moves the selection biases after an update, None when it is off."""
+    if not config.bias_update_rate:
+        return None
+
+    def rebalance(params: Any, expert_load: jax.Array) -> Any:
+        return hybrid.balanced_biases(params, expert_load, io.model, config.bias_update_rate)
+
+    return rebalance

@@ -13,7 +13,15 @@ from nemocascade_jax.optim import make_optimizer, trained_leaves
 from nemocascade_jax.sampler.scoring import make_scorer
 from nemocascade_jax.stages.handles import StageIO
 from nemocascade_jax.state import Batch, TrainState
-from nemocascade_jax.train import Collected, LossSum, fit, load_metrics, make_train_step
+from nemocascade_jax.train import (
+    Collected,
+    LossSum,
+    Measured,
+    Rebalance,
+    fit,
+    load_metrics,
+    make_train_step,
+)
 
 
 def run_updates(
@@ -23,6 +31,7 @@ def run_updates(
     *,
     collect: Callable[[TrainState], Collected],
     loss_sum: LossSum,
+    rebalance: Rebalance | None = None,
 ) -> TrainState:
     """Returns the state after `config.steps` updates, or earlier when `collect` says it is over."""
     step = make_train_step(
@@ -30,6 +39,7 @@ def run_updates(
         make_optimizer(config.optim, io.specs, config.steps),
         config.microbatches,
         trained_leaves(config.optim, io.specs),
+        rebalance,
     )
     return fit(state, collect, step, config.steps, io.after_step)
 
@@ -45,13 +55,13 @@ def make_sampled_loss(
     """
     scorer = make_scorer(io.model, io.shard, config.sampling, io.tokenizer.size)
 
-    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
+    def loss_sum(params: Any, batch: Batch) -> tuple[jax.Array, Measured]:
         scored = scorer(params, batch)
         total, sums = loss(scored.logprobs, batch)
         answer = batch.completion_mask
         sums["policy/entropy"] = (losses.masked(scored.entropy, answer).sum(), answer.sum())
         sums["policy/near_tie_frac"] = ((scored.near_tie & answer).sum(), answer.sum())
         largest = losses.sampler_gap(scored.logprobs, batch, scored.near_tie)
-        return total, (sums, largest | load_metrics(scored.expert_load))
+        return total, Measured(sums, largest | load_metrics(scored.expert_load))
 
     return loss_sum
