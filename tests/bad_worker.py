@@ -53,6 +53,7 @@ def _check(row):
 
 
 if __name__ == "__main__":
-    worker.warm = lambda: None  # these verifiers load nothing
+    if "warm" not in sys.argv:
+        worker.warm = lambda: None  # these verifiers load nothing
     REWARDS["bad"] = Reward("bad", _check, _score)
-    worker.main(float(sys.argv[1]), int(sys.argv[2]))
+    worker.main(float(sys.argv[-2]), int(sys.argv[-1]))

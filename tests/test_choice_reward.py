@@ -163,6 +163,16 @@ def test_colon_mode_reads_markdown_where_told(answer, letter):
         (r"Answer:\s*([A-D]?)", "Answer: B\nAnswer: ", 1),  # an empty match says nothing
         (r"Answer:\s*(.+)", "Answer: **B**", 1),
         (r"Answer:\s*(.+)", "Answer: four", 1),
+        (r"Answer:\s*(\w+)", "Answer: four", 1),
+        (r"Answer:\s*(\w+)", "Answer: four or three", 0),
+        (r"Answer:\s*(\w+)", "Answer: Four/Three", 0),
+        (r"(\w+)$", "So three, four", 0),
+        (r"Answer:\s*(\w+)", "Answer: four or threefold", 1),
+        (r"Answer:\s*(\w+)", "Answer: four, not three", 1),
+        (r"Answer:\s*(\w+)", "Answer: four, three of them", 1),
+        (r"Answer:\s*(\w+)", "Answer: four, three.", 0),
+        (r"Answer:\s*(\w+)", "Answer: four or three of them", 0),
+        (r"(\w+)$", "So twothree, four", 1),
         (r"pick [A-D]", "pick B", 0),
         (r"(?<=pick )[A-D]", "pick B", 1),
         (r"(?:x([A-D])|y ([A-D]))", "y B", 1),
@@ -204,6 +214,14 @@ def test_attack_earns_nothing(name, answer, mode):
         score = _score(answer, grading_mode=mode, **metadata)
         assert (score.reward, score.status) == (0.0, "ok"), name
         assert score.reason.isascii()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"), [("It is a cat", 0), ("It is a", 1), ("It is A cat", 1), ("It is a.", 1)]
+)
+def test_article_is_no_letter(answer, reward):
+    metadata = {"output_regex": r"\bis (\w+)"}
+    assert _score(answer, template_metadata=metadata, expected_answer="A").reward == reward
 
 
 def test_wide_letters_are_the_same_letters():

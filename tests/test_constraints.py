@@ -29,7 +29,12 @@ CASES = [
         ["rain"],
         ["rain rain"],
     ),
-    ("keywords:forbidden_words", {"forbidden_words": ["rain"]}, ["rainy"], ["It is RAIN."]),
+    (
+        "keywords:forbidden_words",
+        {"forbidden_words": ["rain"]},
+        ["rainy", "ра\u200bin"],
+        ["It is RAIN.", "r\u200bain", "r\u0430in", "ｒａｉｎ", "ra\u00adin\u200d"],
+    ),
     (
         "keywords:letter_frequency",
         {"letter": "A", "let_frequency": 3, "let_relation": "at least"},
@@ -118,7 +123,7 @@ CASES = [
         "detectable_format:json_format",
         {},
         ['{"a": 1}', "```json\n[1, 2]\n```"],
-        ["a: 1", '{"a": 1} yes', "[" * 9999],
+        ["a: 1", '{"a": 1} yes', "[" * 9999, "NaN", "[-Infinity]"],
     ),
     (
         "detectable_format:title",
@@ -213,7 +218,7 @@ CASES = [
         "keywords:exclude_word_harder",
         {"keyword": "rain"},
         ["rain falls", "the Rain is"],
-        ["the rain is"],
+        ["the rain is", "the r\u0430in is", "the ra\u200bin is"],
     ),
     ("keywords:palindrome", {}, ["a level road"], ["Level roads.", "rain"]),
     (

@@ -1,12 +1,14 @@
+import dataclasses
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
-from nemocascade_jax.rewards import REWARDS, check_row, instruction
+from nemocascade_jax.rewards import REWARDS, check_row, instruction, language, methods
 from nemocascade_jax.rewards.pool import ROOT
 from nemocascade_jax.rows.generators import instruction as generator
-from nemocascade_jax.rows.records import Completion, Row, RowError
+from nemocascade_jax.rows.records import Completion, Message, Row, RowError
 
 AGENT = "instruction_following_simple_agent"
 
@@ -41,12 +43,35 @@ def test_parts_name_each_constraint_and_the_reason_the_missed():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  \n", "<think>a cloud", "<think>x</think> ", "a cloud<think>"]
+    "text",
+    ["", "  \n", "<think>a cloud", "<think>x</think> ", "a cloud<think>"]
+    + ["\u200b", "\ufeff \u2060", "\u3164\u2800", "\x00", "\u0301"],
 )
 @pytest.mark.parametrize("mode", ["binary", "fraction"])
 def test_empty_answer_is_zero_even_where_nothing_is_asked_for(text, mode):
     row = _row(["punctuation:no_comma"], [None], grading_mode=mode)
     assert _reward(row, text) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["{}", "  {}\n", '"{}"', "```\n{}\n```", "<<{}>>."])
+def test_prompt_repeated_is_no_answer_unless_it_is_asked_for(answer):
+    prompt = Message("user", "Write about a cloud")
+    row = dataclasses.replace(_row(*BOTH), messages=(prompt,))
+    score = instruction.score(row, Completion(answer.format(prompt.content)))
+    assert (score.reward, score.reason) == (0.0, "the prompt repeated")
+    assert _reward(_row(*BOTH, prompt=prompt.content), answer.format(prompt.content)) == 0.0
+    assert _reward(row, f"{prompt.content} in the sky") == 1.0
+    ids = ["copy:copy", "combination:repeat_prompt"]
+    row = dataclasses.replace(
+        _row(ids, [{"prompt_to_repeat": prompt.content}] * 2), messages=(prompt,)
+    )
+    assert _reward(row, prompt.content) == 1.0
+
+
+def test_answer_is_read_up_to_a_length():
+    row = _row(["punctuation:no_comma"], [None])
+    assert _reward(row, "x" * instruction.LONGEST) == 1.0
+    assert _reward(row, "x" * (instruction.LONGEST + 1)) == 0.0
 
 
 def test_reasoning_is_not_graded():
@@ -178,6 +203,16 @@ def test_two_processes_give_equal_scores():
 
 def test_rewards_table_names_its_domains():
     assert REWARDS[AGENT].domain == "instruction_following"
+
+
+def test_methods_name_what_is_optional(monkeypatch):
+    named = methods()
+    assert named["sentences"] in ("nltk-punkt", "rules")
+    assert named["expressions"].split()[0] in ("math-verify", "text")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    language._splitter.cache_clear()
+    assert methods() == {"sentences": "rules", "expressions": "text"}
+    language._splitter.cache_clear()
 
 
 def test_rewards_load_their_libraries_late():

@@ -146,7 +146,7 @@ DIFFERENT = {
             "77",
         ),
         *("7 million", r"7\%", r"\{7\}", "(7,7)", "7 and not 8", r"5\text{ no }7", "seven", "7:00"),
-        *(r"\approx 7", "7^2", "7!", "7_8", r"\text{7 or 8}", "7 x", "7'"),
+        *(r"\approx 7", "7 ...", "7...", "7^2", "7!", "7_8", r"\text{7 or 8}", "7 x", "7'"),
     ],
     "10": [r"10\%", "0.1"],
     r"10\%": ["10", r"0.1\%"],
@@ -157,7 +157,9 @@ DIFFERENT = {
     r"5\text{ cm}": [r"5\text{ m}", "5", r"5\text{ cm}^2"],
     r"3\sqrt{2}\text{ cm}": [r"3\sqrt{2}\text{ m}", r"3\sqrt{2}"],
     r"3\sqrt{2}": [r"3\sqrt{2}\text{ or }7", r"3\sqrt{2}x", r"3\sqrt{2}\text{ not}"],
-    r"\$18": ["€18"],
+    r"\$18": ["€18", r"\phantom{$\$18$}9"],
+    "0": [r"987 %0", r"\color{white}{0}9", r"\cancel{9}0"],
+    "1024": [r"2^{10}_{2}", r"2^{10}_{987}"],
     "x=7": ["y=7", "x=8"],
     r"\{1,2\}": [r"\{1,2,3\}", r"\{1\}", "(1,2)", "[1,2]"],
     "(1,2)": ["(2,1)", "[1,2]", "1,2", "(1,2,3)", r"\{1,2\}"],
@@ -290,7 +292,10 @@ def test_library_decides_on_expressions(gold, content, equal):
 def test_without_library_expressions_are_compared_as_text(monkeypatch, gold, content, equal):
     monkeypatch.setattr(symbols, "library", lambda: None)
     score = _boxed(gold, content)
-    assert (score.reward, score.reason) == (0.0, math.AS_TEXT)
+    if "<" not in gold + content:  # sums of powers and roots need no library
+        assert score.reward == float(equal)
+    else:
+        assert (score.reward, score.reason) == (0.0, math.AS_TEXT)
     assert _boxed(gold, f" {gold} ").reward == 1.0
 
 
@@ -313,8 +318,8 @@ def test_unreadable_expressions_never_reach_the_library(monkeypatch):
     for content in (r"x=\sqrt{2}, 3", r"\sqrt{4} \approx 2", r"\text{about }\sqrt{4}", "2 3x"):
         assert _boxed("2", content).reward == 0.0, content
     assert seen == []
-    assert _boxed("2", r"\sqrt{4}").reward == 1.0
-    assert seen == [("2", r"\sqrt{4}")]
+    assert _boxed("2", r"\sqrt[3]{8}").reward == 1.0
+    assert seen == [("2", r"\sqrt[3]{8}")]
 
 
 def test_verdict_of_a_slow_expression_comes_within_the_limit():

@@ -1,11 +1,14 @@
 import os
 import pathlib
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import time
+import uuid
 
+import attacks
 import pytest
 
 from nemocascade_jax.errors import InputError
@@ -162,6 +165,87 @@ def test_closed_pool_leaves_no_process():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+# What ends a grading process or makes it fail, and the reward that must come of it.
+QUICK = {"memory": 0.0, "segv": None, "raises": None, "nan": None, "prints": 1.0}
+LETHAL = {**QUICK, "python": 0.0, "c": 0.0}
+
+
+def _hostile(count: int, names: set[str], lethal: dict, share: float):
+    """Yields jobs of cheats, of broken rows and of honest answers, with the reward each must get."""
+    rng = random.Random(0)
+    known = attacks.domains()
+    domains = [(known[name], known[name].rows(40)) for name in sorted(names)]
+    for index in range(count):
+        domain, rows = rng.choice(domains)
+        row, kind = rng.choice(rows), rng.random()
+        if kind < share:
+            what = rng.choice(sorted(lethal))
+            yield _job(what), lethal[what]
+        elif kind < 0.1:
+            agent = rng.choice(("nobody", row.agent))
+            yield (Row(f"{index}", agent, (), {}, "broken"), Completion("x")), None
+        elif kind < 0.5:
+            yield (row, Completion(domain.satisfying(row))), 1.0
+        else:
+            text = rng.choice(list(domain.attacks.values()))(row)
+            yield (row, Completion(text or "")), 0.0
+
+
+def _resident_mb(pid: int) -> float:
+    pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _marked(mark: str) -> list[str]:
+    """Returns the processes whose command line holds the mark."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark in path.read_text() and _alive(int(path.parent.name)):
+                found.append(path.parent.name)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def _grade_hostile(running: pool.Pool, jobs: list) -> None:
+    scores = running.score([job for job, _ in jobs])
+    odd = [
+        (index, job[0].where, job[1].text[:60], reward, score)
+        for index, ((job, reward), score) in enumerate(zip(jobs, scores, strict=True))
+        if score.reward != reward
+    ]
+    assert not odd
+
+
+def test_hostile_rows_end_in_order_and_leave_no_process():
+    mark = f"mark-{uuid.uuid4()}"
+    running = pool.Pool(2, 2.0, 1024, (*BAD, mark))
+    names = attacks.domains().keys() - {"math"}  # whose library takes a second to load
+    jobs = list(_hostile(300, names, QUICK, 0.03))
+    assert {reward for _, reward in jobs} == {0.0, 1.0, None}
+    _grade_hostile(running, jobs)
+    assert _marked(mark)
+    running.close()
+    assert not _marked(mark)
+
+
+@pytest.mark.slow
+def test_ten_thousand_hostile_rows_end_in_order_with_flat_memory():
+    mark = f"mark-{uuid.uuid4()}"
+    running = pool.Pool(2, 1.0, 1024, (*BAD, mark, "warm"))
+    jobs = list(_hostile(10_000, set(attacks.domains()), LETHAL, 0.006))
+    _grade_hostile(running, jobs[:2000])
+    before = _resident_mb(os.getpid())
+    for start in range(2000, 10_000, 2000):
+        _grade_hostile(running, jobs[start : start + 2000])
+        assert all(_resident_mb(one.process.pid) < 600 for one in running.workers)
+    assert _resident_mb(os.getpid()) < before + 32
+    running.close()
+    time.sleep(5)
+    assert not _marked(mark)
 
 
 def test_frames_survive_a_pipe():

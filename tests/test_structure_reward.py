@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemocascade_jax.rewards import REWARDS, check_row, pool, schemas, structure
-from nemocascade_jax.rows.records import Completion, RowError
+from nemocascade_jax.rewards import REWARDS, check_row, pool, schemas, structure, structure_formats
+from nemocascade_jax.rows.messages import parse_turn, write_calls
+from nemocascade_jax.rows.records import Completion, RowError, ToolCall
 from nemocascade_jax.rows.schema import parse_row
 
 AGENT = "structured_outputs_simple_agent"
@@ -224,8 +225,21 @@ def test_schema_of_the_row_is_not_changed():
         ),
         ({"properties": {"a": {"$id": "x"}}}, {}, "$id below the top"),
         ({"$dynamicRef": "#a"}, {}, "$dynamicRef is not supported"),
-        (PERSON, {"schema_type": "yaml"}, "field schema_type: 'yaml' is not graded here"),
-        (PERSON, {"response_mode": "tool_call"}, "field response_mode: 'tool_call'"),
+        (
+            PERSON,
+            {"schema_type": "yml"},
+            "field schema_type: 'yml' is not graded here; known: json,",
+        ),
+        (PERSON, {"schema_type": ["csv"]}, "field schema_type: ['csv'] is not graded here"),
+        ({"type": "string"}, {"schema_type": "csv"}, "asks for string, which no csv text is"),
+        ({"type": "array"}, {"schema_type": "toml"}, "asks for array, which no toml text is"),
+        ({"required": {"item": ["a"]}}, {}, "not a JSON schema"),
+        (PERSON, {"response_mode": "speech"}, "'speech' is neither 'text' nor 'tool_call'"),
+        (
+            PERSON,
+            {"response_mode": "tool_call", "tool_name": 1},
+            "field tool_name: expected text, got int",
+        ),
         ('{"items":' * 400 + "{}" + "}" * 400, {}, "nested too deep"),
     ],
 )
@@ -341,9 +355,9 @@ def test_paid_values_fit_a_checker_written_by_hand(value):
 
 
 def test_reading_is_strict():
-    assert structure.read_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
-    with pytest.raises(structure.NotJson, match="a key is there twice"):
-        structure.read_json('{"a": {"b": 1, "b": 1}}')
+    assert structure_formats.read_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+    with pytest.raises(structure_formats.Unreadable, match="a key is there twice"):
+        structure_formats.read_json('{"a": {"b": 1, "b": 1}}')
 
 
 def test_a_property_may_have_any_name_and_no_wrong_shape():
@@ -361,3 +375,71 @@ def test_a_property_may_have_any_name_and_no_wrong_shape():
         schemas.validator(one("properties", {"properties": {"type": "integer"}}))
     with pytest.raises(schemas.BadSchema):
         schemas.validator({"type": "object", "properties": ["name"]})
+
+
+# --- the value handed over by a call ---------------------------------------------------------------
+
+BY_CALL = {"response_mode": "tool_call", "tool_name": "save", "tool_payload_key": "person"}
+SAVE = {"type": "function", "name": "save", "parameters": {"properties": {"person": PERSON}}}
+LOAD = {**SAVE, "name": "load"}
+ASKED = {"responses_create_params": {"input": "Save Bo, who is 5.", "tools": [SAVE, LOAD]}}
+
+
+def _call(tool="save", /, **arguments):
+    return write_calls([ToolCall(tool, arguments)])
+
+
+BO = {"name": "Bo", "age": 5}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        (_call(person=BO), 1),
+        (f"<think>\nplan\n</think>\nI save it.\n{_call(person=BO)}", 1),
+        (_call(person={"name": "Bo"}), 0),
+        (_call(person={**BO, "more": 1}), 0),
+        (_call(person=BO, more=1), 0),
+        (_call(**BO), 0),
+        (_call("load", person=BO), 0),
+        (_call(person=BO) * 2, 0),
+        (_call(person=BO) + "<tool_call>", 0),
+        (f"<think>{_call(person=BO)}</think>", 0),
+        (f"<think>{_call(person=BO)}", 0),
+        (_call(person=BO).removesuffix("</tool_call>\n"), 0),
+        (_call(person=BO).replace("5", "NaN"), 0),
+        (json.dumps(BO), 0),
+        ("", 0),
+        ("Save Bo, who is 5.", 0),
+    ],
+)
+def test_value_of_the_only_call_is_held_against_the_schema(answer, reward):
+    score = _score(answer, **BY_CALL, **ASKED)
+    assert (score.reward, score.status) == (reward, "ok")
+    assert bool(score.reason) == (reward == 0)
+
+
+def test_call_without_a_payload_key_is_the_value_itself():
+    parameters = {"type": "function", "name": "save", "parameters": PERSON}
+    asked = {"responses_create_params": {"input": "Save Bo.", "tools": [parameters]}}
+    for answer, reward in (
+        (_call(**BO), 1.0),
+        (_call(**{"name": "Bo"}), 0.0),
+        (_call(person=BO), 0.0),
+    ):
+        assert _score(answer, response_mode="tool_call", **asked).reward == reward
+
+
+def test_turns_taken_apart_get_the_verdict_of_their_text():
+    plain, called = _row(), _row(**BY_CALL, **ASKED)
+    for text in (GOOD, f"<think>a</think>\n{GOOD}", _call(person=BO), GOOD + _call(person=BO), ""):
+        turn = parse_turn(text, (SAVE,))
+        for row in (plain, called):
+            assert (
+                structure.score_turns(row, [turn]).reward
+                == structure.score(row, Completion(text)).reward
+            )
+    assert (
+        structure.score_turns(called, [turn, parse_turn(_call(person=BO), (SAVE,))]).reward == 1.0
+    )
+    assert structure.score_turns(plain, []).reward == 0.0

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from nemocascade_jax.rewards import choice, instruction, language, math, structure
-from nemocascade_jax.rows.records import Reward, Row
+from collections.abc import Callable, Sequence
+
+from nemocascade_jax.rewards import (
+    choice,
+    instruction,
+    language,
+    math,
+    structure,
+    symbols,
+    tool_calls,
+    workplace,
+)
+from nemocascade_jax.rows.messages import ParsedTurn
+from nemocascade_jax.rows.records import Reward, Row, Score
 from nemocascade_jax.rows.schema import UnknownRow
 
 
@@ -23,6 +35,11 @@ def check_row(row: Row) -> None:
     reward_for(row).check(row)
 
 
+def methods() -> dict[str, str]:
+    """Returns what grades here where packages are optional, for a run's record: scores depend on it."""
+    return {"sentences": language.splitter_name(), "expressions": symbols.method_name()}
+
+
 def warm() -> None:
     """Loads what verifiers load at their first row, so that no row's time limit pays for it."""
     language.warm()
@@ -38,4 +55,14 @@ REWARDS: dict[str, Reward] = {
     "structured_outputs_simple_agent": Reward(
         "structured_output", structure.check, structure.score
     ),
+    workplace.AGENT: Reward("workplace_assistant", workplace.check, workplace.score),
+    **dict.fromkeys(
+        tool_calls.COMPARISONS, Reward("tool_calls", tool_calls.check, tool_calls.score)
+    ),
+}
+# Of domains that call tools: the verdict on turns that are taken apart already, in their order.
+TURN_SCORES: dict[str, Callable[[Row, Sequence[ParsedTurn]], Score]] = {
+    workplace.AGENT: workplace.score_turns,
+    "structured_outputs_simple_agent": structure.score_turns,
+    **dict.fromkeys(tool_calls.COMPARISONS, tool_calls.score_turns),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -51,6 +52,12 @@ def _choice(options: Any) -> Callable[[Any], str | None]:
     return lambda value: value if isinstance(value, str) and value in options else None
 
 
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and signs that are drawn as nothing
+LOOK_ALIKE = str.maketrans(  # Cyrillic, then Greek
+    "аеорсухіѕјԁһԛԝАВЕКМНОРСТХονιΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+    "aeopcyxisjdhqwABEKMHOPCTXoviABEZHIKMNOPTYX",
+)
+
 NATURAL = Argument("a whole number, 0 or more", lambda value: _whole(value, 0))
 COUNT = Argument("a whole number, 1 or more", lambda value: _whole(value, 1))
 WORD = Argument("text that is not blank", _word)
@@ -72,6 +79,34 @@ def compare(count: int, relation: str, threshold: int) -> bool:
 def count_of(keyword: str, answer: str) -> int:
     """Returns how often `keyword` is a part of the text, ignoring case, without overlaps."""
     return len(re.findall(re.escape(keyword), answer, re.IGNORECASE))
+
+
+def shows(text: str) -> bool:
+    """Returns whether a text has a character that can be seen."""
+    return any(
+        char.isprintable()
+        and not char.isspace()
+        and char not in BLANK
+        and unicodedata.category(char) != "Mn"  # what is drawn on the character before it
+        for char in text
+    )
+
+
+def as_seen(text: str) -> str:
+    """Returns the text as a reader sees it: nothing invisible in it, foreign look-alikes as Latin.
+
+    Only words that have Latin letters too are taken for disguised ones.
+    """
+    if text.isascii():
+        return text
+    kept = (char for char in text if char in "\n\t" or unicodedata.category(char) != "Cf")
+    plain = unicodedata.normalize("NFKC", "".join(kept))
+    return re.sub(r"\w+", _undisguised, plain)
+
+
+def _undisguised(word: re.Match[str]) -> str:
+    text = word.group()
+    return text.translate(LOOK_ALIKE) if re.search("[A-Za-z]", text) else text
 
 
 def lazy_spans(answer: str, opening: str, closing: str) -> list[str]:

@@ -4,7 +4,8 @@ The row's own `template_metadata.output_regex` is tried first, without regard to
 match counts. Where it matches nothing, or the row has none, `grading_mode` says where the letter
 stands: in the last box (strict_single_letter_boxed, the default, and lenient_boxed) or behind the
 last "Answer:" (lenient_answer_colon, and lenient_answer_colon_md where it may be set in Markdown).
-A letter that begins a word, or stands beside another option's ("A or B"), is no answer.
+A letter that begins a word, the article "a", and an option that stands beside another ("A or B")
+are no answers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MODES = (
     "lenient_answer_colon_md",
 )
 LONGEST = 20_000  # characters from the end of an answer that are looked at: the last match counts
+NEAR = 200  # characters before and after a captured answer in which another option is looked for
 LONGEST_PATTERN = 2_000  # characters of a row's regular expression
 GOOD = (
     '{"options": [{"A": "3"}, {"B": "4"}], "expected_answer": "B", '
@@ -96,13 +98,34 @@ def _of_match(match: re.Match[str], question: Question) -> Found:
         word = text[max(0, start - 1) : start] + text[end : end + 1]
         if any(char.isalnum() for char in word):
             return Found("", f"{_shown(captured)} is part of a word")
-    before = text[:start].rpartition("\n")[2][-40:]
-    after = text[end : end + 40].partition("\n")[0]
+        if captured.strip() == "a" and ARTICLE.match(text, end):
+            return Found("", "'a' is an article")
+    before = text[:start].rpartition("\n")[2][-NEAR:]
+    after = text[end : end + NEAR].partition("\n")[0]
+    if _beside_another(before, captured, after, question):
+        return Found("", "more than one option")
     for pair in PAIR.finditer(before + captured + after):
         near = pair.start(1) < len(before) + len(captured) and pair.end(2) > len(before)
         if near and _several(pair, question):
             return Found("", "more than one letter")
     return _of_text(MARKS.sub("", captured), question, strictly=False)
+
+
+def _beside_another(before: str, captured: str, after: str, question: Question) -> bool:
+    """Returns whether the text of another option is joined to the captured one's."""
+    texts = [text.casefold() for text in question.options.values()]
+    if not any(_same(text, captured) for text in texts):
+        return False
+    next_to = JOINED.match(after)
+    right = after[next_to.end() :].casefold() if next_to else ""
+    # After a comma another word may go on with it: "yes, no doubt".
+    border = r"(?![^\W_])" if next_to and next_to.group().strip(", ") else r"(?!\s*[^\W_])"
+    before_it = JOINS.search(before)
+    left = before[: before_it.start()].casefold() if before_it else ""
+    for text in (re.escape(text) for text in texts if text and not _same(text, captured)):
+        if re.match(text + border, right) or re.search(rf"(?<![^\W_]){text}\Z", left):
+            return True
+    return False
 
 
 def _group(match: re.Match[str]) -> int:
@@ -257,6 +280,10 @@ PAIR = re.compile(
     r"(?<![A-Za-z0-9])([A-Z])[)\]*.]{0,2}(?:\s?[/|&,;+]\s?|,?\s(?i:or|and)\s)"
     r"(?=[(\[*]{0,2}([A-Z])(?![A-Za-z0-9']))"
 )
+_JOIN = r"(?:\s?[/|&,;+]\s?|,?\s(?:or|and)\s)"
+JOINED = re.compile(_JOIN, re.IGNORECASE)
+JOINS = re.compile(rf"{_JOIN}\Z", re.IGNORECASE)
+ARTICLE = re.compile(r"\s+[A-Za-z]{2,}")
 COLON = {
     "lenient_answer_colon": re.compile(r"\banswer\s{0,8}:[ \t]*\n?[ \t]*(.*)", re.IGNORECASE),
     "lenient_answer_colon_md": re.compile(

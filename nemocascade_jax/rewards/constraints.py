@@ -22,6 +22,7 @@ from nemocascade_jax.rewards.arguments import (
     WORD,
     WORDS,
     Constraint,
+    as_seen,
     compare,
     count_of,
     lazy_spans,
@@ -38,9 +39,10 @@ def frequency(answer: str, keyword: str, frequency: int, relation: str) -> bool:
 
 
 def forbidden_words(answer: str, forbidden_words: list[str]) -> bool:
-    """No word is there as a whole word, ignoring case."""
-    found = (rf"\b{re.escape(word)}\b" for word in forbidden_words)
-    return not any(re.search(pattern, answer, re.IGNORECASE) for pattern in found)
+    """No word is there as a whole word, ignoring case, not in disguise either."""
+    texts = {answer, as_seen(answer)}
+    found = [rf"\b{re.escape(word)}\b" for word in forbidden_words]
+    return not any(re.search(one, text, re.IGNORECASE) for one in found for text in texts)
 
 
 def letter_frequency(answer: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -119,12 +121,12 @@ def multiple_sections(answer: str, section_spliter: str, num_sections: int) -> b
 
 
 def json_format(answer: str) -> bool:
-    """The whole answer is JSON; one Markdown fence around it is taken off."""
+    """The whole answer is JSON, without NaN; one Markdown fence around it is taken off."""
     text = answer.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         text = text.removeprefix(fence)
     try:
-        json.loads(text.removesuffix("```").strip())
+        json.loads(text.removesuffix("```").strip(), parse_constant=int)  # which refuses NaN
     except (ValueError, RecursionError):
         return False
     return True

@@ -1,7 +1,8 @@
 """The instruction-following verifier: checks every constraint of the row on the answer (paper 2.5).
 
 The mode is the row's `grading_mode`: "binary" (the default) pays 1 only when every constraint
-passes, "fraction" pays the share that passes. An empty answer is 0 in both.
+passes, "fraction" pays the share that passes. An answer that shows nothing, or only repeats the
+prompt of a row that asks for no repetition, is 0 in both.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nemocascade_jax.rewards.arguments import shows
 from nemocascade_jax.rewards.constraints import CONSTRAINTS
+from nemocascade_jax.rewards.ifbench import IFBENCH
 from nemocascade_jax.rows.messages import split_reasoning
 from nemocascade_jax.rows.records import Completion, Row, RowError, Score
 
 MODES = ("binary", "fraction")
+LONGEST = 400_000  # characters of an answer
+REPEATING = ("copy:", "new:", "repeat:", "combination:repeat_prompt")  # ids that ask for the prompt
+REGISTRY = {**CONSTRAINTS, **IFBENCH}  # 54 to train on and 58 to evaluate with
 GOOD = (
     '{"instruction_id_list": ["punctuation:no_comma", "keywords:existence"], '
     '"kwargs": [null, {"keywords": ["cloud"]}]}'
@@ -38,15 +44,34 @@ def score(row: Row, completion: Completion) -> Score:
     """Grades the text after the reasoning; `parts` holds 1 or 0 for each constraint."""
     tasks, mode = wanted(row)
     answer = split_reasoning(completion.text)[1].strip()
-    if not answer:
-        return Score(0.0, "ok", "empty answer", {task.label: 0.0 for task in tasks})
-    parts = {
-        task.label: float(CONSTRAINTS[task.id].follows(answer, **task.kwargs)) for task in tasks
-    }
+    problem = _no_answer(answer, row, tasks)
+    if problem:
+        return Score(0.0, "ok", problem, {task.label: 0.0 for task in tasks})
+    parts = {task.label: float(REGISTRY[task.id].follows(answer, **task.kwargs)) for task in tasks}
     missed = [label for label, passed in parts.items() if not passed]
     share = 1.0 - len(missed) / len(parts)
     reward = share if mode == "fraction" else float(not missed)
     return Score(reward, "ok", f"not followed: {', '.join(missed)}" if missed else "", parts)
+
+
+def _no_answer(answer: str, row: Row, tasks: list[Wanted]) -> str:
+    """Returns why a text is none that constraints are checked on, "" for one that is."""
+    if not shows(answer):
+        return "empty answer"
+    if len(answer) > LONGEST:
+        return f"{len(answer)} characters, at most {LONGEST} are read"
+    asked = [message.content for message in row.messages if message.role == "user"]
+    prompt = asked[-1] if asked else str(row.fields.get("prompt", ""))
+    if len(answer) < 4 * len(prompt) and _same_words(answer, prompt):
+        repeats = any(task.id.startswith(REPEATING) for task in tasks)
+        return "" if repeats else "the prompt repeated"
+    return ""
+
+
+def _same_words(one: str, other: str) -> bool:
+    """Returns whether two texts have the same letters and digits in the same order, in any case."""
+    left, right = ("".join(filter(str.isalnum, text.casefold())) for text in (one, other))
+    return left == right != ""
 
 
 def wanted(row: Row) -> tuple[list[Wanted], str]:
@@ -65,10 +90,8 @@ def wanted(row: Row) -> tuple[list[Wanted], str]:
         raise _bad(row, "kwargs", problem)
     tasks = []
     for index, (name, kwargs) in enumerate(zip(names, given, strict=True)):
-        if not isinstance(name, str) or name not in CONSTRAINTS:
-            raise _bad(
-                row, f"instruction_id_list[{index}]", _unknown("constraint", name, CONSTRAINTS)
-            )
+        if not isinstance(name, str) or name not in REGISTRY:
+            raise _bad(row, f"instruction_id_list[{index}]", _unknown("constraint", name, REGISTRY))
         again = names[:index].count(name)
         label = f"{name}#{again + 1}" if again else name
         tasks.append(Wanted(label, name, _arguments(row, index, name, kwargs)))
@@ -80,7 +103,7 @@ def _arguments(row: Row, index: int, name: str, given: Any) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
         raise _bad(row, field, f"expected an object or null, got {given!r}")
     values = {key: value for key, value in (given or {}).items() if value is not None}
-    constraint = CONSTRAINTS[name]
+    constraint = REGISTRY[name]
     for key in values:
         if key not in constraint.arguments:
             problem = _unknown(f"argument of {name}", key, constraint.arguments)

@@ -23,10 +23,10 @@ def clean(text: str) -> str:
 def squeezed(text: str) -> str:
     """Returns a cleaned text without spaces, quotes and needless braces, to compare as a string.
 
-    A space between two letters or two digits stays.
+    A space between two letters or two digits stays, and so does all of an ellipsis but its last dot.
     """
     text = SPACE.sub("", " ".join(text.replace('"', "").split()))
-    return SINGLE.sub(r"\1\2", text).rstrip(".")
+    return SINGLE.sub(r"\1\2", text).removesuffix(".")
 
 
 def balanced(text: str) -> bool:

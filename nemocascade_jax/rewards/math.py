@@ -1,8 +1,8 @@
 """The math verifier: pays 1 when the last box of the answer equals the row's reference (paper 2.6).
 
-Numbers, words, sets, tuples and intervals are compared exactly. What that cannot decide goes to the
-math-verify package where it is installed; without it such answers are compared as text, and the
-reason says so.
+Numbers, words, sets, tuples and intervals are compared exactly, and so are sums of powers and roots.
+What that cannot decide goes to the math-verify package where it is installed; without it such
+answers are compared as text, and the reason says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
-from nemocascade_jax.rewards import symbols, values
+from nemocascade_jax.rewards import estimates, symbols, values
 from nemocascade_jax.rewards.boxes import BOX, last_box
 from nemocascade_jax.rewards.latex import balanced, clean, split, squeezed
 from nemocascade_jax.rows.messages import split_reasoning
@@ -56,6 +56,11 @@ def differs(gold: str, answer: str) -> str:
         asked.append(_refused(left, right) if len(asked) < MOST else "too many to compare")
         if asked[-1]:
             return False
+        if estimates.surely_equal(left, right):
+            return True
+        asked[-1] = _not_compared(left, right)
+        if asked[-1]:
+            return False
         try:
             return symbols.same(left, right)
         except symbols.Undecided as problem:
@@ -68,13 +73,20 @@ def differs(gold: str, answer: str) -> str:
 
 
 def _refused(gold: str, answer: str) -> str:
-    """Returns why two expressions are not given to math-verify, "" where they are."""
+    """Returns why two expressions are not equal however they read, "" where that is open."""
     if not (symbols.readable(gold) and symbols.readable(answer)):
         return "not equal as text; not an expression to be worked out"
     if len(split(gold, values.EQUALS)) != len(split(answer, values.EQUALS)):
         return "not equal: an equation is no value"
     if symbols.unfinished(gold, answer):
         return "not equal: the answer is not worked out"
+    return ""
+
+
+def _not_compared(gold: str, answer: str) -> str:
+    """Returns why two expressions are not given to math-verify, "" where they are."""
+    if estimates.far_apart(gold, answer):
+        return "not equal"
     return AS_TEXT if symbols.library() is None else ""
 
 

@@ -14,6 +14,7 @@ from nemocascade_jax.rewards.arguments import (
     TEXT,
     WORD,
     Constraint,
+    as_seen,
     compare,
     count_of,
     lazy_spans,
@@ -91,8 +92,8 @@ def word_count_different_numbers(answer: str, keyword: str, frequency: int, rela
 
 
 def exclude_word_harder(answer: str, keyword: str) -> bool:
-    """The word does not stand between two blanks; its case counts."""
-    return f" {keyword} " not in answer
+    """The word does not stand between two blanks; its case counts, a disguise does not."""
+    return f" {keyword} " not in answer and f" {keyword} " not in as_seen(answer)
 
 
 def palindrome(answer: str) -> bool:

@@ -7,6 +7,7 @@ Conditions (`if`, `then`, `else`, `not`, `dependentSchemas`) stay as they are.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -35,6 +36,7 @@ def validator(schema: Any) -> Any:
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         if not _well_formed(kind, json.dumps(_nameless(schema), sort_keys=True)):
+            schema = _without_replaced(schema)
             kind.check_schema(schema)  # says what is wrong
         maker = Maker(schema)
         maker.check()
@@ -55,6 +57,22 @@ def _well_formed(kind: Any, text: str) -> bool:
     except SchemaError:
         return False
     return True
+
+
+def _without_replaced(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema without the malformed keywords that strictness replaces in any case.
+
+    Schemas that were written in another format and turned into JSON have "false" for false there.
+    """
+    new = copy.deepcopy(schema)
+    for one in _inside(new):
+        if _has_properties(one):
+            required = one.get("required", [])
+            if not isinstance(required, list) or not all(isinstance(x, str) for x in required):
+                del one["required"]
+            if not isinstance(one.get("additionalProperties", False), dict | bool):
+                del one["additionalProperties"]
+    return new
 
 
 def _nameless(schema: Any) -> Any:

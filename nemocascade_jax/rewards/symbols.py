@@ -7,6 +7,8 @@ out for ever, or read in a way no reader would, never gets to it.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
 import logging
 import math
 import re
@@ -19,6 +21,7 @@ from nemocascade_jax.rewards.numbers import read_number
 LONGEST = 300  # characters of an expression
 DIGITS = 3  # of a number in an exponent or under a factorial
 DEEPEST = 8  # brackets in brackets
+KEPT = 2_048  # expressions, and pairs of them, that are remembered
 LARGEST_POWER = 200  # product of the exponents of brackets
 
 
@@ -53,16 +56,25 @@ def library() -> Any:
     return math_verify
 
 
+def method_name() -> str:
+    """Returns what compares expressions here: the package with its version, or "text"."""
+    if importlib.util.find_spec("math_verify") is None:
+        return "text"
+    return f"math-verify {importlib.metadata.version('math-verify')}"
+
+
 def warm() -> None:
     """Loads the package and its grammar."""
     if library() is not None:
         same("\\sqrt{2}", "\\frac{2}{\\sqrt{2}}")
 
 
+@functools.lru_cache(maxsize=KEPT)
 def same(gold: str, answer: str) -> bool:
     """Returns whether two readable expressions are equal, taken in either order.
 
-    Raises Undecided for an answer that cannot be read or compared, and why.
+    Raises Undecided for an answer that cannot be read or compared, and why. The samples of a group
+    often give the same answer: it is compared once.
     """
     left, right = parse(gold), parse(answer)
     if not left or not right:
@@ -76,6 +88,7 @@ def same(gold: str, answer: str) -> bool:
         raise Undecided(f"cannot be compared ({type(error).__name__})") from None
 
 
+@functools.lru_cache(maxsize=KEPT)
 def parse(text: str) -> list[Any]:
     """Returns what the package reads in a text, nothing where it cannot be read."""
     package = library()
@@ -132,8 +145,9 @@ def _exponent(text: str, place: int) -> int | None:
 
 # Words, numbers side by side, other relations than the one compared, base subscripts, layout.
 UNREADABLE = re.compile(
-    r'"|(?<![\\A-Za-z])[A-Za-z]{4,}|[0-9]\s[0-9]|[0-9][eE][0-9+-]|[0-9]_|[;:?]|\''
+    r'"|(?<![\\A-Za-z])[A-Za-z]{4,}|[0-9]\s[0-9]|[0-9][eE][0-9+-]|[0-9)}]_|[;:?]|\''
     r"|\\boxed|\\begin|\\cr|\\approx|\\equiv|\\sim|\\ne(?![A-Za-z])|\\to|\\[Rr]ightarrow|\\implies"
+    r"|[$%]|phantom|\\(?:color|cancel|tag|hspace|smash|[rl]lap|verb)"
     r"|\\text|\\pmod|\\bmod|\\mod|\\ldots|\\cdots|\.\."
 )
 COMMA = re.compile(",")

@@ -45,6 +45,7 @@ class Conversation:
     messages: tuple[Message, ...]
     domain: str
     where: str  # "file:line" or "generator:split:index", for messages to people
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemocascade_jax.rows.messages import content_text
 from nemocascade_jax.rows.records import Conversation, Message, Row, RowError
+from nemocascade_jax.rows.turns import read_turns
 
 GOOD_ROW = (
     '{"prompt": "Describe rain. Use no commas.", "instruction_id_list": ["punctuation:no_comma"], '
@@ -20,13 +20,6 @@ GOOD_CONVERSATION = (
     '{"domain": "math", "messages": [{"role": "user", "content": "1+1?"}, '
     '{"role": "assistant", "content": "<think>\\nadd\\n</think>\\n2"}]}'
 )
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 # Where a row goes when it names no agent: the one agent whose keys it has all of, and none of the
 # keys that would make it another's.
 AGENT_KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -40,6 +33,8 @@ AGENT_KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("math_with_judge_simple_agent", "question expected_answer", "options context_length"),
         ("code_gen_simple_agent", "unit_tests", ""),
         ("swerl_gen_simple_agent", "instance mode", ""),
+        ("single_step_tool_use_with_argument_comparison_agent", "expected_action", "pivot_tags"),
+        ("xlam_fc_simple_agent", "expected_answers", ""),
     )
 }
 NO_PROMPT = ("swe_agents_",)  # agents that write the prompt themselves; their `input` is empty
@@ -139,15 +134,18 @@ def parse_row(
         problem = "missing" if params is None else f"expected an object, got {_kind(params)}"
         raise bad(where, "responses_create_params", problem, GOOD_ROW)
     prompt_needed = prompt_needed and not agent.startswith(NO_PROMPT)
+    system = params.get("instructions")
+    if system is not None and not isinstance(system, str):
+        problem = f"expected text, got {_kind(system)}"
+        raise bad(where, "responses_create_params.instructions", problem, GOOD_ROW)
     messages = _input(params.get("input"), where, prompt_needed)
-    tools = strip_nulls(params.get("tools") or [])
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        problem = "expected a list of objects"
-        raise bad(where, "responses_create_params.tools", problem, GOOD_ROW)
+    if system:
+        messages = (Message("system", system), *messages)
+    tools = parse_tools(params.get("tools"), where, "responses_create_params.tools", GOOD_ROW)
     name = next((obj[key] for key in ("id", "uuid", "hash_id") if obj.get(key) is not None), where)
     if not isinstance(name, str | int):
         raise bad(where, "id", f"expected text or a whole number, got {_kind(name)}", GOOD_ROW)
-    return Row(str(name), agent, messages, fields, where, tuple(tools))
+    return Row(str(name), agent, messages, fields, where, tools)
 
 
 def parse_conversation(obj: Mapping[str, Any], where: str) -> Conversation:
@@ -156,16 +154,14 @@ def parse_conversation(obj: Mapping[str, Any], where: str) -> Conversation:
     if not isinstance(entries, list) or not entries:
         problem = "missing" if entries is None else "expected a list of {role, content}, not empty"
         raise bad(where, "messages", problem, GOOD_CONVERSATION)
-    messages = tuple(
-        _message(entry, where, f"messages[{index}]", GOOD_CONVERSATION)
-        for index, entry in enumerate(entries)
-    )
+    messages = _messages(entries, where, "messages", GOOD_CONVERSATION)
     if not any(message.role == "assistant" for message in messages):
         raise bad(where, "messages", "no assistant turn to learn from", GOOD_CONVERSATION)
     domain = obj.get("domain")
     if domain is not None and not isinstance(domain, str):
         raise bad(where, "domain", f"expected text, got {_kind(domain)}", GOOD_CONVERSATION)
-    return Conversation(messages, domain or "unnamed", where)
+    tools = parse_tools(obj.get("tools"), where, "tools", GOOD_CONVERSATION)
+    return Conversation(messages, domain or "unnamed", where, tools)
 
 
 def _fields(obj: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -219,28 +215,23 @@ def _input(value: Any, where: str, needed: bool) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message("user", value),)
     if isinstance(value, list):
-        return tuple(
-            _message(entry, where, f"{field}[{index}]", GOOD_ROW)
-            for index, entry in enumerate(value)
-        )
+        return _messages(value, where, field, GOOD_ROW)
     raise bad(where, field, f"expected text or a list of messages, got {_kind(value)}", GOOD_ROW)
 
 
-def _message(entry: Any, where: str, field: str, good: str) -> Message:
-    if not isinstance(entry, Mapping):
-        raise bad(where, field, f"expected {{role, content}}, got {_kind(entry)}", good)
-    role = entry.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        problem = "missing" if role is None else f"{role!r} is none of {', '.join(ROLES)}"
-        raise bad(where, f"{field}.role", problem, good)
-    if entry.get("content") is None:
-        problem = "null" if "content" in entry else "missing"
-        raise bad(where, f"{field}.content", problem, good)
+def _messages(entries: list[Any], where: str, field: str, good: str) -> tuple[Message, ...]:
     try:
-        content = content_text(entry["content"], where, f"{field}.content")
+        return read_turns(entries, where, field)
     except RowError as error:
         raise RowError(f"{error}; a good row: {good}") from None
-    return Message(ROLES[role], content)  # type: ignore[arg-type]
+
+
+def parse_tools(value: Any, where: str, field: str, good: str) -> tuple[Mapping[str, Any], ...]:
+    """Returns the tools that a row lists, in either form; absent and null are none."""
+    tools = strip_nulls(value or [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise bad(where, field, "expected a list of objects", good)
+    return tuple(tools)
 
 
 def _kind(value: Any) -> str:

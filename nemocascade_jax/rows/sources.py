@@ -11,6 +11,7 @@ from nemocascade_jax.config import SourceConfig
 from nemocascade_jax.rows import schema
 from nemocascade_jax.rows.generators import GENERATORS
 from nemocascade_jax.rows.records import Conversation, Row, RowError
+from nemocascade_jax.rows.released import parse_released
 from nemocascade_jax.rows.schema import parse_conversation, parse_row, read_jsonl
 
 __all__ = ["SOURCES", "Loaded", "load_rows", "parse_conversation", "parse_row", "read_jsonl"]
@@ -69,7 +70,7 @@ Entry = Callable[[], "Row | Conversation"]
 
 def jsonl(source: SourceConfig, kind: Kind, known: Container[str]) -> Iterator[Entry]:
     """Yields one parser a line of the file `source.path`."""
-    row = functools.partial(parse_row, known=known)
+    row = functools.partial(parse_released, known=known)
     parse: Callable[..., Row | Conversation] = row if kind == "row" else parse_conversation
     good = schema.GOOD_ROW if kind == "row" else schema.GOOD_CONVERSATION
     for number, line in schema.read_lines(source.path or "", good):

@@ -1,0 +1,1 @@
+"""The world of the workplace assistant: five tables, and 27 tools that read and change them (2.6)."""
