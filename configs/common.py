@@ -157,6 +157,7 @@ def evaluation(count, *domains, confirmation=0, **other):
                 for domain in domains or DOMAINS
             },
             "sampling": sampling(),
+            "turns": None,
             "greedy": False,
             "seed": 1,
             "confirmation": confirmation,

@@ -21,6 +21,7 @@ def stage(**changes):
     config.group_size = 8
     config.data = common.rows_of("instruction_following", count=8192)
     config.sampling = common.sampling()
+    config.turns = None
     config.advantage = "group"
     config.denominator = "global"
     config.overlong = "mask"

@@ -37,6 +37,7 @@ def stage(**changes):
     for domain, share in SHARES.items():
         config.data[domain].weight = share
     config.sampling = common.sampling()
+    config.turns = None
     config.teachers = ConfigDict(dict.fromkeys(SHARES, "best"))
     config.teacher_memory = "host"
     config.teacher_rows = 32

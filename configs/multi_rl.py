@@ -29,6 +29,7 @@ def stage_micro():
 
 def stage_nano():
     config = grpo.stage_nano(steps=70, overlong="mask")
+    config.turns = ConfigDict({"max_turns": 6, "turn_tokens": 8192})  # of the workplace rows
     config.data = ConfigDict({"multi_domain": common.jsonl("data/multi-domain-RL/train.jsonl")})
     return config
 

@@ -2,9 +2,9 @@
 
 python launch/sample.py --model DIR --prompts prompts.jsonl --out samples.jsonl --num_samples 4
 
-A row holds one of `prompt` (text, used as it is), `messages` (rendered by the chat template) and
-`prompt_tokens` (ids), and may hold an `id`. A sample depends on the weights, its prompt, the seed,
-its row number and its sample number, and on nothing else of the file.
+A row holds one of `prompt` (text, used as it is), `messages` (rendered by the chat template, with
+`tools` if it lists some) and `prompt_tokens` (ids), and may hold an `id`. A sample depends on the
+weights, its prompt, the seed, its row number and its sample number, and on nothing else of the file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from absl import flags
 import command
 from nemocascade_jax.config import SamplingConfig
 from nemocascade_jax.data import chat
+from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.formats.model_folder import ModelFolder, check_model_folder, load_model
 from nemocascade_jax.rows import schema
-from nemocascade_jax.rows.messages import content_text
-from nemocascade_jax.rows.records import Message
+from nemocascade_jax.rows.records import RowError
+from nemocascade_jax.rows.turns import read_turns
 
 flags.DEFINE_string("model", None, "Hugging Face checkpoint folder, or STAGE/checkpoints/STEP")
 flags.DEFINE_string("prompts", None, "JSON Lines file of `prompt`, `messages` or `prompt_tokens`")
@@ -34,6 +35,10 @@ flags.DEFINE_multi_string("stop", [], "text that ends a completion; may be given
 flags.DEFINE_bool("ignore_eos", False, "go on after end-of-text ids")
 flags.DEFINE_integer("max_seq_len", None, "prompt and new tokens together; default: the model's", 1)
 flags.DEFINE_bool("thinking", True, "open a `<think>` in the generation prompt of `messages` rows")
+flags.DEFINE_bool(
+    "truncate_history_thinking", True, "cut reasoning from turns before the last user turn"
+)
+flags.DEFINE_integer("reasoning_budget", None, "thinking tokens, said behind the last user turn", 1)
 flags.DEFINE_integer("batch_rows", 256, "samples decoded at a time", 1)
 token_rows.define_distribution()
 
@@ -152,28 +157,25 @@ def prompt_ids(obj: dict[str, Any], where: str, folder: ModelFolder) -> tuple[st
             problem = f"expected text, got {type(obj[kind]).__name__}"
             raise schema.bad(where, kind, problem, GOOD)
         return kind, folder.tokenizer.encode_prompt(obj[kind])
-    messages = parse_messages(obj[kind], where)
+    return kind, rendered(obj, where, folder.tokenizer)
+
+
+def rendered(obj: dict[str, Any], where: str, tokenizer: Tokenizer) -> list[int]:
+    """Returns the prompt of a row's messages and tools."""
+    messages, tools = obj["messages"], schema.parse_tools(obj.get("tools"), where, "tools", GOOD)
+    if not isinstance(messages, list) or not messages:
+        raise schema.bad(where, "messages", "expected a list of messages, not empty", GOOD)
+    options = chat.Options(FLAGS.truncate_history_thinking, FLAGS.reasoning_budget)
     try:
-        return kind, chat.render_prompt(messages, folder.tokenizer, thinking=FLAGS.thinking)
+        turns = read_turns(messages, where, "messages")
+    except RowError as error:
+        raise RowError(f"{error}; a good row: {GOOD}") from None
+    try:
+        return chat.render_prompt(
+            turns, tokenizer, thinking=FLAGS.thinking, tools=tools, options=options
+        )
     except InputError as error:
         raise InputError(f"{where}: field messages: {error}") from None
-
-
-def parse_messages(value: Any, where: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise schema.bad(where, "messages", "expected a list of messages, not empty", GOOD)
-    messages = []
-    for index, entry in enumerate(value):
-        field = f"messages[{index}]"
-        if not isinstance(entry, dict):
-            raise schema.bad(where, field, f"expected an object, got {type(entry).__name__}", GOOD)
-        role = entry.get("role")
-        if role not in schema.ROLES:
-            problem = f"{role!r} is none of {', '.join(schema.ROLES)}"
-            raise schema.bad(where, f"{field}.role", problem, GOOD)
-        content = content_text(entry.get("content"), where, f"{field}.content")
-        messages.append(Message(schema.ROLES[role], content))  # type: ignore[arg-type]
-    return messages
 
 
 def line(prompt: Prompt, number: int, sample: Any, folder: ModelFolder) -> dict[str, Any]:

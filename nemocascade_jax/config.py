@@ -495,6 +495,14 @@ class SamplingConfig:
 
 
 @record
+class TurnsConfig:
+    """Rollouts of rows whose environment answers; all turns share `sampling.max_completion_tokens`."""
+
+    max_turns: Count  # of the assistant
+    turn_tokens: Count  # sampled in one turn at most
+
+
+@record
 class OptimConfig:
     lr: Positive
     schedule: Literal["constant", "cosine"]
@@ -534,12 +542,14 @@ class EvaluationConfig:
 
     domains: dict[str, SourceConfig]
     sampling: SamplingConfig
+    turns: TurnsConfig | None
     greedy: bool  # at a stage's end also the greedy answers
     seed: Natural
     confirmation: Natural
     fallen_errors: Positive  # paired standard errors below its best at which a domain has fallen
 
     def check(self) -> None:
+        _check_turns(self.turns, self.sampling)
         for name, source in self.domains.items():
             if source.count is not None and source.count <= self.confirmation:
                 raise ConfigError(
@@ -591,6 +601,16 @@ class SFTConfig:
             )
 
 
+def _check_turns(turns: TurnsConfig | None, sampling: SamplingConfig) -> None:
+    limit = sampling.max_completion_tokens
+    if turns is not None and turns.turn_tokens > limit:
+        raise ConfigError(
+            "turns.turn_tokens",
+            f"{turns.turn_tokens} is more than sampling.max_completion_tokens {limit}, which all "
+            "turns share",
+        )
+
+
 @record
 class GRPOConfig:
     kind: Literal["grpo"]
@@ -601,6 +621,7 @@ class GRPOConfig:
     group_size: Annotated[int, Limits(at_least=2)]
     data: dict[str, SourceConfig]
     sampling: SamplingConfig
+    turns: TurnsConfig | None  # None: rows of an environment are refused
     advantage: Literal["group", "leave_one_out"]
     denominator: Literal["global", "per_group"]
     overlong: Literal["mask", "zero", "keep"]
@@ -619,6 +640,7 @@ class GRPOConfig:
     def check(self) -> None:
         if self.sampling.temperature == 0:
             raise ConfigError("sampling.temperature", "0.0 is greedy; RL samples, set it above 0")
+        _check_turns(self.turns, self.sampling)
         if (self.prompts_per_step * self.group_size) % self.microbatches:
             raise ConfigError(
                 "microbatches",
@@ -665,6 +687,7 @@ class MOPDConfig:
     group_size: Count
     data: dict[str, SourceConfig]
     sampling: SamplingConfig
+    turns: TurnsConfig | None
     teachers: dict[str, str]  # "best", STAGE, STAGE@STEP, or a folder with a slash in its name
     teacher_rows: Count  # packed rows a teacher scores at a time
     trigger: Literal["always", "fallen"]  # "fallen": over at once when no domain has fallen
@@ -678,6 +701,7 @@ class MOPDConfig:
     rollouts_keep: Literal["all", "none"] | Count = free()
 
     def check(self) -> None:
+        _check_turns(self.turns, self.sampling)
         if not self.teachers:
             raise ConfigError("teachers", "empty; name a teacher for each domain of `data`")
         for domain, text in self.teachers.items():

@@ -7,14 +7,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import jax
 import numpy as np
 
 from nemocascade_jax import rollout
 from nemocascade_jax.config import EvaluationConfig, ModelConfig, SamplingConfig
 from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.rows.records import Row
-from nemocascade_jax.sampler.engine import make_sampler
+from nemocascade_jax.sampler.engine import Sampler, make_sampler
 from nemocascade_jax.sampler.sampling import sample_key
 from nemocascade_jax.sharding import Shard
 
@@ -100,8 +99,21 @@ def make_evaluate(
     modes = {"sampled": config.sampling}
     if config.greedy:
         modes["greedy"] = dataclasses.replace(config.sampling, temperature=0.0)
-    samplers = {
-        mode: _sampler(model, sampling, shard, tokenizer) for mode, sampling in modes.items()
+
+    def make(sampling: SamplingConfig) -> Sampler:
+        return make_sampler(
+            model,
+            sampling,
+            shard,
+            vocab_limit=tokenizer.size,
+            stop_ids=tokenizer.stop_ids,
+            decode=tokenizer.decode,
+            max_len=sampling.max_prompt_tokens + sampling.max_completion_tokens,
+        )
+
+    rolls = {
+        mode: rollout.make_rollout(make, sampling, config.turns, tokenizer=tokenizer, grade=grade)
+        for mode, sampling in modes.items()
     }
 
     def evaluate(
@@ -118,47 +130,29 @@ def make_evaluate(
                 == (which == "confirmation")
             ]
             key = sample_key(config.seed, f"evaluation/{domain}", 0)
-            for mode, sampler in samplers.items():
+            for mode, roll in rolls.items():
                 if mode == "sampled" or greedy:
-                    out.append(_one(domain, mode, which, taken, sampler, params, key))
+                    groups = roll(params, taken, 1, key).groups
+                    out.append(_evaluation(domain, mode, which, groups))
         return out
-
-    def _one(
-        domain: str, mode: str, of: RowSet, taken: list, sampler: Any, params: Any, key: jax.Array
-    ) -> Evaluation:
-        samples = sampler(params, [p for _, _, p in taken], [i for i, _, _ in taken], 1, key)
-        groups = rollout.grade_groups(
-            taken, samples, tokenizer=tokenizer, thinking=config.sampling.thinking, grade=grade
-        )
-        records: list[dict[str, Any]] = [
-            {
-                "domain": domain,
-                "mode": mode,
-                "rows": of,
-                "id": group.row.id,
-                "prompt": group.row.messages[-1].content,
-                "completion": group.texts[0],
-                "finish_reason": group.samples[0].finish_reason,
-                "reward": group.scores[0].reward,
-                "status": group.scores[0].status,
-                "reason": group.scores[0].reason,
-            }
-            for group in groups
-        ]
-        return Evaluation(domain, mode, of, tuple(records))
 
     return evaluate
 
 
-def _sampler(
-    model: ModelConfig, sampling: SamplingConfig, shard: Shard, tokenizer: Tokenizer
-) -> Any:
-    return make_sampler(
-        model,
-        sampling,
-        shard,
-        vocab_limit=tokenizer.size,
-        stop_ids=tokenizer.stop_ids,
-        decode=tokenizer.decode,
-        max_len=sampling.max_prompt_tokens + sampling.max_completion_tokens,
-    )
+def _evaluation(domain: str, mode: str, of: RowSet, groups: Sequence[rollout.Group]) -> Evaluation:
+    records: list[dict[str, Any]] = [
+        {
+            "domain": domain,
+            "mode": mode,
+            "rows": of,
+            "id": group.row.id,
+            "prompt": group.row.messages[-1].content,
+            "completion": group.texts[0],
+            "finish_reason": group.samples[0].finish_reason,
+            "reward": group.scores[0].reward,
+            "status": group.scores[0].status,
+            "reason": group.scores[0].reason,
+        }
+        for group in groups
+    ]
+    return Evaluation(domain, mode, of, tuple(records))

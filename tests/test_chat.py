@@ -86,10 +86,13 @@ def test_system_turn_is_written_once():
             "<think></think>\n\nA1",
             "<think>\na</think>b</think>\n\nA1",
         ),
+        # what stands around a turn is trimmed, reasoning that nothing opened stays
+        ("A1 \n", "<think></think>A1", "<think></think>A1"),
+        ("\nplan</think>A1", "plan</think>A1", "plan</think>A1"),
         (
             "<think>\np\n</think>\n<tool_call>\nx\n</tool_call>\n",
-            "<think></think>\n<tool_call>\nx\n</tool_call>\n",
-            "<think>\np\n</think>\n<tool_call>\nx\n</tool_call>\n",
+            "<think></think>\n<tool_call>\nx\n</tool_call>",
+            "<think>\np\n</think>\n<tool_call>\nx\n</tool_call>",
         ),
     ],
 )
@@ -215,9 +218,9 @@ def test_template_errors_name_the_row():
         chat.render_example(conversation, tokenizer)
 
 
-def test_tools_and_tokenizers_without_chat_are_refused():
-    row = Row("r1", "agent", talk("Q"), {}, "rows.jsonl:3", tools=({"name": "f"},))
-    with pytest.raises(InputError, match=r"rows.jsonl:3: row 'r1' lists 1 tools"):
+def test_nameless_tools_and_tokenizers_without_chat_are_refused():
+    row = Row("r1", "agent", talk("Q"), {}, "rows.jsonl:3", tools=({"name": ""},))
+    with pytest.raises(InputError, match=r"rows.jsonl:3: chat: tools\[0\]: name is ''"):
         chat.render_row(row, TINY, thinking=True)
     with pytest.raises(InputError, match=r"ships no chat template"):
         chat.render_prompt(talk("Q"), dataclasses.replace(TINY, specials={}), thinking=True)

@@ -12,7 +12,7 @@ ALL = [
     f"configs/{stem}.py:{size}"
     for stem in ("sft", "grpo", "if_rl", "multi_rl", "mopd", "cascade")
     for size in ("micro", "tiny", "nano_30b_a3b")
-] + ["configs/study_mopd.py:tiny"]
+] + ["configs/study_mopd.py:tiny", "configs/smollm2.py:135m"]
 
 OPTIM = {
     "lr": 1e-3,
@@ -143,6 +143,18 @@ def test_an_int_stands_for_a_float():
         ("model.moe=None", "config.model.moe: None, but pattern 'ME*E' has 'E' layers"),
         ("mesh.rules.batch=data,fsd", "'fsd' is no mesh axis; did you mean 'fsdp'?"),
         ("seed=-1", "config.seed: expected int at least 0, got -1 (int)"),
+        ("model.precision.router=bfloat16", "config.model.precision.router: expected one of"),
+        (
+            "model.precision.params=bfloat16",
+            "config.model.precision.params: 'bfloat16', but stage 'sft' trains",
+        ),
+        (
+            "model.precision.compute=bfloat16",
+            "config.stages.if_rl.max_sampler_gap: 0.0001 is a limit for float32",
+        ),
+        ("stages.if_rl.bias_update_rate=0.1", "stages.if_rl.bias_update_rate: unknown key"),
+        ("stages.mopd.balance_coef=0.1", "config.stages.mopd.balance_coef: unknown key"),
+        ("stages.sft.balance_coef=-1", "config.stages.sft.balance_coef: expected float at least 0"),
     ],
 )
 def test_overrides_refuse_with_path_value_and_remedy(override, said):
@@ -150,6 +162,38 @@ def test_overrides_refuse_with_path_value_and_remedy(override, said):
         load(override)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "lacks"),
+    [
+        ("pattern=M*", "balance_coef", "MoE layers"),
+        ("pattern=M*", "bias_update_rate", "selection bias"),
+        ("moe.router=softmax", "bias_update_rate", "selection bias"),
+    ],
+)
+def test_balancing_what_is_not_there_is_refused(model, key, lacks):
+    with pytest.raises(ConfigError, match=f"config.stages.sft.{key}: 0.1, but the .* no {lacks}"):
+        load(f"model.{model}", f"stages.sft.{key}=0.1")
+    load(f"model.{model}", f"stages.sft.{key}=0.0")
+
+
+def test_narrow_compute_takes_a_wide_sampler_gap_or_none():
+    gaps = {"if_rl": "None", "multi_rl": "0.2", "mopd": "None"}
+    overrides = [f"stages.{stage}.max_sampler_gap={gap}" for stage, gap in gaps.items()]
+    run = load("model.precision.compute=bfloat16", *overrides).run
+    assert run.model.precision.compute == "bfloat16"
+    assert run.stages["multi_rl"].max_sampler_gap == 0.2
+
+
+def test_experts_are_balanced_in_the_published_sft_alone():
+    for size, expected in {"micro": (0, 0), "tiny": (0, 0), "nano_30b_a3b": (1e-4, 1e-3)}.items():
+        for where in ("sft", "cascade"):
+            stages = load(where=f"configs/{where}.py:{size}").run.stages
+            assert (stages["sft"].balance_coef, stages["sft"].bias_update_rate) == expected
+            assert not any(
+                hasattr(stages[name], "balance_coef") for name in stages if name != "sft"
+            )
 
 
 def test_optional_numbers_are_set_and_unset():

@@ -11,7 +11,7 @@ from nemocascade_jax.data import chat
 from nemocascade_jax.data.tokenizer import load_tokenizer
 from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.formats.model_folder import load_model
-from nemocascade_jax.rows.records import Message
+from nemocascade_jax.rows.records import Message, ToolCall
 from tolerances import SAMPLER_GAP
 
 TINY = load_tokenizer("tiny")
@@ -53,6 +53,21 @@ ROWS = [
     {"id": "chat", "messages": [{"role": "user", "content": "Say bb."}]},
     {"prompt": "Say bb: "},
     {"id": "ids", "prompt_tokens": [5, 6, 7]},
+    {
+        "id": "tools",
+        "tools": [{"type": "function", "name": "find", "strict": None}],
+        "messages": [
+            {"role": "user", "content": "Mail?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "plan",
+                "tool_calls": [{"function": {"name": "find", "arguments": '{"n": 2}'}}],
+            },
+            {"role": "tool", "content": "none"},
+            {"role": "user", "content": "Sure?"},
+        ],
+    },
 ]
 COMMON = {
     "num_samples": 12,
@@ -60,6 +75,9 @@ COMMON = {
     "temperature": 2.0,
     "seed": 1,
     "stop": ["bb", "bba"],
+    "max_seq_len": 800,
+    "truncate_history_thinking": False,
+    "reasoning_budget": 9,
 }
 
 
@@ -69,20 +87,26 @@ def lines(model):
     rows = write_rows(model.parent / "rows.jsonl", ROWS)
     done = run_command("sample", model=model, prompts=rows, out=out, **COMMON)
     assert done.returncode == 0, done.stderr
-    assert "36/36 samples" in done.stderr
+    assert "48/48 samples" in done.stderr
     return read_rows(out)
 
 
 def test_lines_come_in_order_with_all_keys(model, lines):
     """Twelve lines a row, in order, with its prompt's ids and the digest of the weights."""
     assert [(row["id"], row["sample"]) for row in lines] == [
-        (name, number) for name in ("chat", 1, "ids") for number in range(12)
+        (name, number) for name in ("chat", 1, "ids", "tools") for number in range(12)
     ]
     assert all(list(row) == KEYS for row in lines)
-    rendered = chat.render_prompt([Message("user", "Say bb.")], TINY, thinking=True)
-    assert lines[0]["prompt_tokens"] == rendered
+    asked = [Message("user", "Say bb.\n\n{thinking token budget: 9}")]
+    assert lines[0]["prompt_tokens"] == chat.render_prompt(asked, TINY, thinking=True)
     assert lines[12]["prompt_tokens"] == TINY.encode("Say bb: ")
     assert lines[24]["prompt_tokens"] == [5, 6, 7]
+    call = Message("assistant", "", "plan", (ToolCall("find", {"n": 2}),))
+    talk = [Message("user", "Mail?"), call, Message("tool", "none"), Message("user", "Sure?")]
+    options = chat.Options(truncate_history_thinking=False, reasoning_budget=9)
+    assert lines[36]["prompt_tokens"] == chat.render_prompt(
+        talk, TINY, thinking=True, tools=[{"name": "find"}], options=options
+    )
     assert {row["weights"] for row in lines} == {weights_digest(load_model(str(model)).params)}
 
 
@@ -121,7 +145,7 @@ def test_seed_and_ignore_eos_arrive(model, lines):
     }
     firsts = [[row["completion_tokens"][0] for row in found] for found in (lines, other)]
     assert firsts[0] != firsts[1]
-    assert len({tuple(row["completion_tokens"]) for row in other}) == 36
+    assert len({tuple(row["completion_tokens"]) for row in other}) == 48
 
 
 @pytest.mark.slow

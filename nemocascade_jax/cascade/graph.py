@@ -21,9 +21,10 @@ from nemocascade_jax.digest import weights_digest
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.evaluate import Evaluate, make_evaluate
 from nemocascade_jax.formats.checkpoint import Checkpoints, load_params, model_files
-from nemocascade_jax.formats.model_folder import check_model_folder, load_model
+from nemocascade_jax.formats.model_folder import carried_files, check_model_folder, load_model
 from nemocascade_jax.models.hybrid import model_specs
 from nemocascade_jax.optim import make_optimizer
+from nemocascade_jax.rewards import methods
 from nemocascade_jax.sharding import (
     init_params,
     make_mesh,
@@ -52,6 +53,7 @@ def run_cascade(
     house = House(run, workdir, inputs, grade, console)
     ledger = open_ledger(workdir, run.order)
     ledger.content["parameters"] = param_count(house.specs)
+    _record_graders(ledger, workdir)
     scores = Scores(run, workdir, ledger, house.evaluate, house.params_at)
     if run.init != "scratch" and not ledger.scored(INIT, 0):
         scores.checkpoint(INIT, 0, house.starting_params(), last=True)
@@ -61,6 +63,17 @@ def run_cascade(
             continue
         house.run_stage(name, ledger, scores)
     return ledger
+
+
+def _record_graders(ledger: Ledger, workdir: pathlib.Path) -> None:
+    """Notes what grades where packages are optional; a run is not continued with another grader."""
+    found, noted = methods(), ledger.content.setdefault("graders", methods())
+    for name in found:
+        if noted.get(name) != found[name]:
+            raise InputError(
+                f"{workdir}: {name} were graded by {noted.get(name)!r} so far and would be by "
+                f"{found[name]!r} here; install what was there, or take a new --workdir"
+            )
 
 
 class House:
@@ -76,6 +89,12 @@ class House:
         self.shard = make_shard(self.mesh, run.mesh.rules)
         self.shardings = param_shardings(self.specs, self.mesh, run.mesh.rules)
         self.evaluate = self.evaluate_for(run.model)
+        # What a published model came with goes into every checkpoint, and out again on export.
+        self.carried = (
+            {}
+            if run.init == "scratch"
+            else carried_files(check_model_folder(run.init, "config.init:"))
+        )
 
     def evaluate_for(self, model: ModelConfig) -> Evaluate:
         """Returns the function that scores parameters of `model` on the held-out rows."""
@@ -124,8 +143,8 @@ class House:
         """Returns the weights that `config.init` names."""
         if self.run.init == "scratch":
             return init_params(self.specs, jax.random.key(self.run.seed), self.shardings)
-        loaded = load_model(self.run.init)
-        return jax.device_put(loaded.params, self.shardings)
+        folder = check_model_folder(self.run.init, "config.init:")
+        return load_model(folder._replace(cfg=self.run.model), self.shardings).params
 
     def _abstract(self) -> Any:
         shapes = jax.eval_shape(lambda: init_params(self.specs, jax.random.key(0)))
@@ -158,7 +177,7 @@ class House:
             console=self.console,
             log=log,
             checkpoints=checkpoints,
-            files=model_files(self.run.model, dict(self.inputs.tokenizer.files)),
+            files=model_files(self.run.model, {**self.carried, **self.inputs.tokenizer.files}),
             counters=dict(host.counters),
             score=score,
         )
@@ -228,7 +247,7 @@ class House:
         """Returns the shape of a model outside the run, and how its weights come onto the mesh."""
         found = check_model_folder(path)
         shardings = param_shardings(model_specs(found.cfg), self.mesh, self.run.mesh.rules)
-        return found.cfg, lambda: jax.device_put(load_model(found).params, shardings)
+        return found.cfg, lambda: load_model(found, shardings).params
 
     def _start(
         self, name: str, ledger: Ledger, scores: Scores, checkpoints: Checkpoints

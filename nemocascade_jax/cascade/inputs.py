@@ -13,6 +13,7 @@ from nemocascade_jax.config import MOPDConfig, RunConfig, SFTConfig, SourceConfi
 from nemocascade_jax.data.compatible import refuse_other_ids, refuse_other_prompts
 from nemocascade_jax.data.tokenizer import Tokenizer, load_tokenizer
 from nemocascade_jax.errors import InputError
+from nemocascade_jax.formats.families import used_parts
 from nemocascade_jax.formats.model_folder import ModelFolder, check_model_folder
 from nemocascade_jax.metrics import write_text
 from nemocascade_jax.rewards import REWARDS, check_row, reward_for
@@ -34,14 +35,17 @@ class Inputs:
 
 def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
     """Returns the inputs of a run; a bad row, file or tokenizer is refused here."""
-    tokenizer = load_tokenizer(run.tokenizer)
+    if run.init != "scratch":
+        _refuse_other_model(run)
+    try:
+        tokenizer = load_tokenizer(run.tokenizer)
+    except InputError as error:
+        raise InputError(f"config.tokenizer: {error}") from None
     if tokenizer.size > run.model.vocab_size:
         raise InputError(
             f"config.tokenizer: {run.tokenizer} has {tokenizer.size} ids, config.model.vocab_size is "
             f"{run.model.vocab_size}; every id needs a row of the embedding"
         )
-    if run.init != "scratch" and _folder("init", run.init).cfg != run.model:
-        raise InputError(f"config.init: {run.init} holds another model than config.model describes")
     outside = {
         (name, domain): _outside_tokenizer(f"stages.{name}.teachers.{domain}", folder, tokenizer)
         for name, domain, folder in _folders(run)
@@ -101,11 +105,20 @@ def _outside_tokenizer(key: str, folder: str, student: Tokenizer) -> Tokenizer:
 
 
 def _folder(key: str, folder: str) -> ModelFolder:
-    """Returns what a model folder says; a fault names the config's key."""
-    try:
-        return check_model_folder(folder)
-    except InputError as error:
-        raise InputError(f"config.{key}: {str(error).removeprefix('--model ')}") from None
+    return check_model_folder(folder, f"config.{key}:")
+
+
+def _refuse_other_model(run: RunConfig) -> None:
+    """Raises for starting weights of another shape, naming the first key that differs."""
+    found, described = used_parts(_folder("init", run.init).cfg), used_parts(run.model)
+    where = config.first_difference(
+        config.to_plain(found), config.to_plain(described), "config.model"
+    )
+    if where is not None:
+        raise InputError(
+            f"config.init: {run.init} holds another model than config.model describes; first "
+            f"difference: {where}"
+        )
 
 
 def _by_domain(name: str, stage: MOPDConfig, sources: Sequence[Weighted]) -> dict[str, list[Row]]:

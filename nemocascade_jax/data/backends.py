@@ -1,4 +1,4 @@
-"""The two kinds of tokenizer file, each read into the same few facts; no jax."""
+"""Sentencepiece models and `tokenizer.json`, each read into the same few facts; no jax."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def is_special(name: str) -> bool:
     return name in MARKUP or name in FRAMING or re.fullmatch(r"<\|[^<>]+\|>", name) is not None
 
 
-def read_sentencepiece(content: bytes, where: str) -> Backend:
-    """Returns the facts of a sentencepiece model."""
+def read_sentencepiece(content: bytes, where: str, added: Mapping[str, int]) -> Backend:
+    """Returns the facts of a sentencepiece model; `added` names special tokens from beside it."""
     schema: Any = sentencepiece_model_pb2  # generated code, which no type checker can read
     proto = schema.ModelProto()
     try:
@@ -54,9 +54,12 @@ def read_sentencepiece(content: bytes, where: str) -> Backend:
     kinds = schema.ModelProto.SentencePiece
     specials: dict[str, int] = {}
     table: list[bytes | None] = []
+    taken = frozenset(added.values())
     for number, entry in enumerate(proto.pieces):
-        if entry.type == kinds.USER_DEFINED and is_special(entry.piece):
-            entry.type = kinds.CONTROL  # a user-defined piece would be matched in plain text
+        own = entry.type == kinds.USER_DEFINED and is_special(entry.piece)
+        beside = entry.piece in added or number in taken
+        if own or (beside and entry.type in (kinds.NORMAL, kinds.USER_DEFINED)):
+            entry.type = kinds.CONTROL  # other pieces are matched in plain text
         if entry.type in (kinds.CONTROL, kinds.UNKNOWN):
             specials[entry.piece] = number
             table.append(None)
@@ -77,7 +80,7 @@ def read_sentencepiece(content: bytes, where: str) -> Backend:
         defaults={kind: number if number >= 0 else None for kind, number in named.items()},
         adds_bos=None,
         pieces=_with_typed_marks(model.EncodeAsIds, mark),
-        text=_table_text(table, strip=dummy),
+        text=table_text(table, strip=dummy),
         table=table,
     )
 
@@ -95,7 +98,7 @@ def _with_typed_marks(encode: Callable[[str], list[int]], mark: list[int]) -> An
     return pieces
 
 
-def _table_text(table: Sequence[bytes | None], *, strip: bool) -> Callable[[Sequence[int]], str]:
+def table_text(table: Sequence[bytes | None], *, strip: bool) -> Callable[[Sequence[int]], str]:
     """Makes the decoder that joins bytes before it reads characters, so none is cut by a token.
 
     `strip` takes off the one space that the encoder puts in front of every stretch of text.
@@ -110,20 +113,20 @@ def _table_text(table: Sequence[bytes | None], *, strip: bool) -> Callable[[Sequ
     return text
 
 
-def read_json(content: Mapping[str, Any], where: str) -> Backend:
-    """Returns the facts of a `tokenizer.json`."""
+def read_json(content: Mapping[str, Any], where: str, added: Mapping[str, int]) -> Backend:
+    """Returns the facts of a `tokenizer.json`; `added` names special tokens from beside it."""
     if not isinstance(content.get("model"), dict):
         raise InputError(f"load_tokenizer: {where} has no object 'model' in tokenizer.json")
     front = _prepended(content.get("post_processor"))
-    added = content.get("added_tokens") or []
     listed = [
         {
             **entry,
             "special": entry["special"]
             or is_special(entry["content"])
+            or entry["content"] in added
             or entry["content"] == front,
         }
-        for entry in added
+        for entry in content.get("added_tokens") or []
     ]
     specials = {entry["content"]: entry["id"] for entry in listed if entry["special"]}
     model = tokenizers.Tokenizer.from_str(json.dumps({**content, "added_tokens": listed}))
@@ -136,17 +139,18 @@ def read_json(content: Mapping[str, Any], where: str) -> Backend:
         specials[front] = vocabulary[front]
     bos = specials.get("<s>" if front is None else front)
     raw = {entry["content"] for entry in listed}
+    reserved = frozenset([*specials.values(), *added.values()])
     table: list[bytes | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     read = _piece_reader(content)
     for piece, number in vocabulary.items():
-        if number not in specials.values():
+        if number not in reserved:
             table[number] = piece.encode() if piece in raw or read is None else read(piece)
     return Backend(
         specials=specials,
         defaults={"bos": bos, "eos": specials.get("</s>"), "unk": unk},
         adds_bos=front is not None,
-        pieces=_without_specials(model, frozenset(specials.values()) - {unk}, unk),
-        text=_table_text(table, strip=_strips(content)) if read else model.decode,
+        pieces=_without_specials(model, reserved - {unk}, unk),
+        text=table_text(table, strip=_strips(content)) if read else model.decode,
         table=table,
     )
 
@@ -206,7 +210,7 @@ def _piece_reader(content: Mapping[str, Any]) -> Callable[[str], bytes] | None:
     """Returns how a piece reads as bytes, None where the file's own decoder has to do it."""
     parts = _decoders(content)
     if "ByteLevel" in parts:
-        letters = _byte_letters()
+        letters = byte_letters()
         return lambda piece: (
             bytes(letters[letter] for letter in piece)
             if all(letter in letters for letter in piece)
@@ -225,7 +229,7 @@ def _byte(piece: str) -> bytes | None:
     return bytes.fromhex(found[1]) if found else None
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """Returns the letter that byte-level vocabularies write for each byte.
 
     Bytes that print in Latin-1 stand for themselves, the others follow from U+0100 on in order.

@@ -4,6 +4,9 @@ Ids are joined from parts: special tokens by their id, text by `encode`; a rende
 read back. What a user types as `<|im_end|>` or `<think>` stays text. In assistant turns the think
 and tool-call tags are markup and become their ids, since that is how they are produced.
 
+An assistant turn is trimmed; one with tool calls is its text, a line break, and the calls
+(`rows/messages.py`).
+
 The mask: an assistant turn counts from the first token after its generation prompt to `<|im_end|>`
 inclusive; `<think>\\n` and `<think></think>` belong to the prompt, the newline after `<|im_end|>` to
 the world. A turn counts only if it is rendered as it was produced: one before the last user turn
@@ -14,14 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from nemocascade_jax.data import template
+from nemocascade_jax.data import template, tool_listing
 from nemocascade_jax.data.packing import Example
 from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.errors import InputError
-from nemocascade_jax.rows.records import Conversation, Message, Row
+from nemocascade_jax.rows.messages import CALL_CLOSE, CALL_OPEN, write_calls
+from nemocascade_jax.rows.records import Conversation, Message, Row, ToolCall
 
 START, END = "<|im_start|>", "<|im_end|>"
 OPEN, CLOSE = "<think>", "</think>"
@@ -42,6 +46,17 @@ class Span(NamedTuple):
     produced: bool
 
 
+class Options(NamedTuple):
+    """What a conversation may ask of its rendering; a shipped template gets them as variables."""
+
+    truncate_history_thinking: bool = True  # turns before the last user turn lose their reasoning
+    reasoning_budget: int | None = None  # thinking tokens, said at the end of the last user turn
+
+
+Tools = Sequence[Mapping[str, Any]]
+PLAIN = Options()
+
+
 class Rendered(NamedTuple):
     """A conversation as ids; `produced[i]` says that the assistant produced token i."""
 
@@ -49,21 +64,20 @@ class Rendered(NamedTuple):
     produced: list[bool]
 
 
-def render_row(row: Row, tokenizer: Tokenizer, *, thinking: bool) -> list[int]:
-    """Returns the prompt ids of a row."""
-    if row.tools:
-        raise InputError(
-            f"{row.where}: row {row.id!r} lists {len(row.tools)} tools, which the chat rendering of "
-            "single-turn domains does not write; use rows without tools"
-        )
+def render_row(
+    row: Row, tokenizer: Tokenizer, *, thinking: bool, options: Options = PLAIN
+) -> list[int]:
+    """Returns the prompt ids of a row, its tools listed in the system turn."""
     with _named(row.where):
-        return render_prompt(row.messages, tokenizer, thinking=thinking)
+        return render_prompt(
+            row.messages, tokenizer, thinking=thinking, tools=row.tools, options=options
+        )
 
 
 def render_example(conversation: Conversation, tokenizer: Tokenizer) -> Example:
     """Returns an SFT example ready for packing."""
     with _named(conversation.where):
-        rendered = render_conversation(conversation.messages, tokenizer)
+        rendered = render_conversation(conversation.messages, tokenizer, tools=conversation.tools)
     return Example(rendered.tokens, rendered.produced, conversation.where)
 
 
@@ -76,7 +90,12 @@ def _named(where: str) -> Iterator[None]:
 
 
 def render_prompt(
-    messages: Sequence[Message], tokenizer: Tokenizer, *, thinking: bool
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    *,
+    thinking: bool,
+    tools: Tools = (),
+    options: Options = PLAIN,
 ) -> list[int]:
     """Returns the ids of a conversation followed by the generation prompt.
 
@@ -84,22 +103,70 @@ def render_prompt(
     """
     _check(messages)
     if tokenizer.chat_template is not None:
-        return template.render_prompt(messages, tokenizer, thinking=thinking)
-    spans = [*_spans(messages), Span([*_head("assistant"), *_opening(thinking)], False)]
+        return template.render_prompt(
+            messages, tokenizer, thinking=thinking, tools=tools, options=_variables(options)
+        )
+    spans = [*_spans(messages, tools, options), _generation_prompt(thinking)]
     return _encode(spans, tokenizer).tokens
 
 
-def render_conversation(messages: Sequence[Message], tokenizer: Tokenizer) -> Rendered:
+def render_conversation(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    *,
+    tools: Tools = (),
+    options: Options = PLAIN,
+) -> Rendered:
     """Returns a whole conversation and its mask, by the rule at the head of this module."""
     _check(messages)
     if tokenizer.chat_template is not None:
-        return Rendered(*template.render_conversation(messages, tokenizer))
-    return _encode(_spans(messages), tokenizer)
+        return Rendered(
+            *template.render_conversation(
+                messages, tokenizer, tools=tools, options=_variables(options)
+            )
+        )
+    return _encode(_spans(messages, tools, options), tokenizer)
 
 
-def render_text(messages: Sequence[Message]) -> str:
+def render_continuation(
+    before: Sequence[Message],
+    answers: Sequence[Message],
+    tokenizer: Tokenizer,
+    *,
+    thinking: bool,
+    tools: Tools = (),
+) -> list[int]:
+    """Returns the ids behind an assistant turn that ended in its stop token, up to the next turn.
+
+    `before` ends with that turn, `answers` are tool results or user turns. What was sampled is never
+    rendered again: prompt, sampled ids and continuation are together the prompt of the next turn, as
+    rendered with all reasoning kept.
+    """
+    _check(before)
+    if before[-1].role != "assistant":
+        raise InputError(f"chat: a turn goes on behind an assistant's, not {before[-1].role!r}")
+    if not answers or any(message.role not in ("tool", "user") for message in answers):
+        raise InputError("chat: a turn goes on behind tool results or user turns, nothing else")
+    if tokenizer.chat_template is not None:
+        options = _variables(Options(truncate_history_thinking=False))
+        return template.render_continuation(
+            before, answers, tokenizer, thinking=thinking, tools=tools, options=options
+        )
+    spans = [
+        Span([Part("\n")], False),
+        *_turns(answers, Options(truncate_history_thinking=False)),
+        _generation_prompt(thinking),
+    ]
+    return _encode(spans, tokenizer).tokens
+
+
+def _variables(options: Options) -> dict[str, Any]:
+    return {name: value for name, value in options._asdict().items() if value is not None}
+
+
+def render_text(messages: Sequence[Message], *, tools: Tools = (), options: Options = PLAIN) -> str:
     """Returns the ChatML string of a conversation, for people to read."""
-    return "".join(part.text for span in _spans(messages) for part in span.parts)
+    return "".join(part.text for span in _spans(messages, tools, options) for part in span.parts)
 
 
 def assistant_text(completion_ids: Sequence[int], tokenizer: Tokenizer, *, thinking: bool) -> str:
@@ -132,31 +199,45 @@ def _head(role: str) -> list[Part]:
     return [Part(START, True), Part(role + "\n")]
 
 
-def _opening(thinking: bool) -> list[Part]:
-    return [Part(OPEN, True), Part("\n") if thinking else Part(CLOSE, True)]
+def _generation_prompt(thinking: bool) -> Span:
+    opening = [Part(OPEN, True), Part("\n") if thinking else Part(CLOSE, True)]
+    return Span([*_head("assistant"), *opening], False)
 
 
-def _spans(messages: Sequence[Message]) -> list[Span]:
+def _spans(messages: Sequence[Message], tools: Tools, options: Options) -> list[Span]:
     """Lays out the turns; the system turn is written even where it is empty."""
+    given = messages[0].role == "system"
+    system = Part(messages[0].content if given else "")
+    parts = [*_head("system"), system]
+    if tools:
+        border, listing = "\n\n" if system.text else "", tool_listing.list_tools(tools)
+        parts += [Part(border + listing), *_markup(tool_listing.INSTRUCTION)]
+    parts += [Part(END, True), Part("\n")]
+    return [Span(parts, False), *_turns(messages[1:] if given else messages, options)]
+
+
+def _turns(messages: Sequence[Message], options: Options) -> list[Span]:
     users = [index for index, message in enumerate(messages) if message.role == "user"]
     last_user = users[-1] if users else -1
     spans = []
-    if messages[0].role != "system":
-        spans.append(Span([*_head("system"), Part(END, True), Part("\n")], False))
     for index, message in enumerate(messages):
         if message.role == "assistant":
-            spans += _assistant_spans(message.content, keep_reasoning=index > last_user)
+            kept = index > last_user or not options.truncate_history_thinking
+            spans += _assistant_spans(message, keep_reasoning=kept)
         elif message.role == "tool":
             spans.append(Span(_tool_parts(messages, index), False))
         else:
-            parts = [*_head(message.role), Part(message.content), Part(END, True), Part("\n")]
+            content = message.content
+            if index == last_user and options.reasoning_budget is not None:
+                content += f"\n\n{{thinking token budget: {options.reasoning_budget}}}"
+            parts = [*_head(message.role), Part(content), Part(END, True), Part("\n")]
             spans.append(Span(parts, False))
     return spans
 
 
 def _tool_parts(messages: Sequence[Message], index: int) -> list[Part]:
     """Writes a tool's result; consecutive results share one user turn, there is no tool role."""
-    first = messages[index - 1].role != "tool"
+    first = index == 0 or messages[index - 1].role != "tool"
     last = index + 1 == len(messages) or messages[index + 1].role != "tool"
     parts = _head("user") if first else []
     parts += [Part("<tool_response>", True), Part("\n" + messages[index].content + "\n")]
@@ -164,21 +245,44 @@ def _tool_parts(messages: Sequence[Message], index: int) -> list[Part]:
     return parts + ([Part(END, True), Part("\n")] if last else [])
 
 
-def _assistant_spans(content: str, *, keep_reasoning: bool) -> list[Span]:
-    """Splits a turn at the end of its generation prompt."""
-    rendered = content if OPEN in content or CLOSE in content else OPEN + CLOSE + content
-    cut = rendered
-    if not keep_reasoning and CLOSE in rendered:
-        cut = OPEN + CLOSE + rendered.rpartition(CLOSE)[2]
+def _assistant_spans(message: Message, *, keep_reasoning: bool) -> list[Span]:
+    """Splits a turn at the end of its generation prompt; it counts if rendered as produced."""
+    whole = _with_reasoning(message)
+    kept = whole.strip()
+    cut = kept if keep_reasoning else _without_reasoning(whole, calls=bool(message.tool_calls))
+    calls = [part for call in message.tool_calls for part in _call_parts(call)]
+    border = [Part("\n")] if calls else []
     start = re.match(f"{OPEN}(?:{CLOSE}|\n|)", cut)
-    if cut != rendered or start is None:
-        parts = [*_head("assistant"), *_markup(cut), Part(END, True), Part("\n")]
+    if cut != kept or start is None:
+        parts = [*_head("assistant"), *_markup(cut), *border, *calls, Part(END, True), Part("\n")]
         return [Span(parts, False)]
     return [
         Span([*_head("assistant"), *_markup(start[0])], False),
-        Span([*_markup(cut[start.end() :]), Part(END, True)], True),
+        Span([*_markup(cut[start.end() :]), *border, *calls, Part(END, True)], True),
         Span([Part("\n")], False),
     ]
+
+
+def _with_reasoning(message: Message) -> str:
+    """Returns a turn's text behind its reasoning; where there is none, behind an empty pair of tags."""
+    if message.reasoning is not None and message.reasoning.strip():
+        return f"{OPEN}\n{message.reasoning}\n{CLOSE}\n{message.content}"
+    tagged = OPEN in message.content or CLOSE in message.content
+    return message.content if tagged else OPEN + CLOSE + message.content
+
+
+def _without_reasoning(text: str, *, calls: bool) -> str:
+    """Returns what history keeps of a turn; in front of calls not even the break behind the tag."""
+    _, closed, after = text.rpartition(CLOSE)
+    if calls:
+        return OPEN + CLOSE + (after if closed else text.partition(OPEN)[0]).strip()
+    return (OPEN + CLOSE + after if closed and OPEN in text else text).strip()
+
+
+def _call_parts(call: ToolCall) -> list[Part]:
+    """Writes a call; its own tags are markup, tags in its arguments are text."""
+    body = write_calls([call]).removeprefix(CALL_OPEN).removesuffix(CALL_CLOSE + "\n")
+    return [Part(CALL_OPEN, True), Part(body), Part(CALL_CLOSE, True), Part("\n")]
 
 
 def _markup(text: str) -> list[Part]:

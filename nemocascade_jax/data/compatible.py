@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from nemocascade_jax.data import chat
 from nemocascade_jax.data.tokenizer import Tokenizer
@@ -12,8 +13,8 @@ from nemocascade_jax.rows.records import Row
 
 def refuse_other_ids(student: Tokenizer, teacher: Tokenizer, where: str) -> None:
     """Raises InputError for a teacher with another id, special token or stop id (traps T04)."""
-    for number in range(max(student.size, teacher.size)):
-        ours, theirs = meaning(student, number), meaning(teacher, number)
+    pairs = itertools.zip_longest(meanings(student), meanings(teacher), fillvalue=NOTHING)
+    for number, (ours, theirs) in enumerate(pairs):
         if ours != theirs:
             raise InputError(
                 f"{where}: id {number} is {theirs} in the teacher's tokenizer and {ours} in the "
@@ -30,10 +31,13 @@ def refuse_other_ids(student: Tokenizer, teacher: Tokenizer, where: str) -> None
 def refuse_other_prompts(
     student: Tokenizer, teacher: Tokenizer, rows: Sequence[Row], where: str, *, thinking: bool
 ) -> None:
-    """Raises InputError for a teacher whose chat template renders a prompt to other ids."""
+    """Raises InputError for a teacher that turns a prompt, its tools or its text into other ids."""
     for row in rows:
-        ours = list(chat.render_row(row, student, thinking=thinking))
-        theirs = list(chat.render_row(row, teacher, thinking=thinking))
+        ours = chat.render_row(row, student, thinking=thinking)
+        try:
+            theirs = chat.render_row(row, teacher, thinking=thinking)
+        except InputError as error:
+            raise InputError(f"{where}: the teacher's tokenizer: {error}") from None
         if ours != theirs:
             place = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
@@ -46,16 +50,19 @@ def refuse_other_prompts(
             )
 
 
-def meaning(tokenizer: Tokenizer, number: int) -> str:
-    """Returns what an id stands for, for people: its text, a special token's name, or "no id"."""
-    if number >= tokenizer.size:
-        return "no id"
-    names = [name for name, known in tokenizer.specials.items() if known == number]
-    if names:
-        return f"the special token {names[0]!r}"
-    text = tokenizer.table[number] if number < len(tokenizer.table) else None
-    return "no id" if text is None else repr(text.decode("utf-8", "backslashreplace"))
+def meanings(tokenizer: Tokenizer) -> Iterator[str]:
+    """Returns what each id stands for, for people: its text, a special token's name, or "no id"."""
+    names = {number: name for name, number in reversed(list(tokenizer.specials.items()))}
+    for number in range(tokenizer.size):
+        text = tokenizer.table[number] if number < len(tokenizer.table) else None
+        if number in names:
+            yield f"the special token {names[number]!r}"
+        else:
+            yield NOTHING if text is None else repr(text.decode("utf-8", "backslashreplace"))
 
 
 def _shown(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return repr(tokenizer.decode(ids[:6], specials=True)) if ids else "the end"
+
+
+NOTHING = "no id"

@@ -1,4 +1,4 @@
-"""One record for both kinds of tokenizer file; no jax.
+"""One record for every kind of tokenizer file; no jax.
 
 Text is always ordinary: what a user types as `<|im_end|>` becomes ordinary pieces, never the id of
 the special token. Special ids enter a sequence only by `special(name)`, in `data/chat.py`.
@@ -12,15 +12,16 @@ import importlib.resources
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from nemocascade_jax.data import backends
+from nemocascade_jax.data import backends, tekken
 from nemocascade_jax.data.backends import MARKUP, Backend, is_special
 from nemocascade_jax.errors import InputError
 
 FILES = (
     "tokenizer.json",
     "tokenizer.model",
+    "tekken.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -104,15 +105,19 @@ class Tokenizer:
 def load_tokenizer(where: str) -> Tokenizer:
     """Returns the tokenizer "tiny" of the package, or that of a folder or file.
 
-    A folder holds `tokenizer.json`, or else one sentencepiece `*.model`, and may hold the files of
-    `FILES` beside it. Raises NoTokenizer for a folder with neither.
+    A folder holds `tokenizer.json`, or else one `tekken.json` or `tekken_*.json`, or else one
+    sentencepiece `*.model`, and may hold the files of `FILES` beside it. Raises NoTokenizer for a
+    folder with none of them.
     """
     files = _read_files(where)
+    beside = _read_beside(files, where)
     if "tokenizer.json" in files:
-        content = _json(files, "tokenizer.json", where)
-        return _join(files, where, backends.read_json(content, where))
-    model = files["tokenizer.model"]
-    return _join(files, where, backends.read_sentencepiece(model, where))
+        backend = backends.read_json(_json(files, "tokenizer.json", where), where, beside.special)
+    elif "tekken.json" in files:
+        backend = tekken.read_tekken(_json(files, "tekken.json", where), where)
+    else:
+        backend = backends.read_sentencepiece(files["tokenizer.model"], where, beside.special)
+    return _join(files, where, backend, beside)
 
 
 def stop_ids_of(files: Mapping[str, bytes], where: str) -> tuple[int, ...]:
@@ -132,22 +137,31 @@ def _read_files(where: str) -> dict[str, bytes]:
         return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name in FILES}
     path = pathlib.Path(where)
     if path.is_file() and path.suffix in (".json", ".model"):
-        return {"tokenizer" + path.suffix: path.read_bytes()}
+        kind = "tekken" if path.name.startswith("tekken") else "tokenizer"
+        return {kind + path.suffix: path.read_bytes()}
     if not path.is_dir():
         raise InputError(
             f"load_tokenizer: {where!r} is neither 'tiny' nor a folder nor a .json or .model file"
         )
     files = {name: (path / name).read_bytes() for name in FILES if (path / name).is_file()}
-    models = sorted(path.glob("*.model"))
-    if "tokenizer.json" not in files and "tokenizer.model" not in files:
-        if len(models) != 1:
-            found = f"{len(models)} *.model files" if models else "no *.model file"
-            raise NoTokenizer(
-                f"load_tokenizer: {where} has no tokenizer.json, no tokenizer.model and {found}; "
-                "name a folder or file that has one"
-            )
-        files["tokenizer.model"] = models[0].read_bytes()
+    if not {"tokenizer.json", "tokenizer.model", "tekken.json"} & files.keys():
+        name, found = _only_vocabulary(path)
+        files[name] = found.read_bytes()
     return files
+
+
+def _only_vocabulary(folder: pathlib.Path) -> tuple[str, pathlib.Path]:
+    """Returns the one vocabulary of a folder that has none under a usual name, and that name."""
+    patterns = {"tekken.json": "tekken_*.json", "tokenizer.model": "*.model"}
+    found = {name: sorted(folder.glob(pattern)) for name, pattern in patterns.items()}
+    for name, paths in found.items():
+        if len(paths) == 1:
+            return name, paths[0]
+    counts = [f"{len(paths)} {patterns[name]} files" for name, paths in found.items() if paths]
+    raise NoTokenizer(
+        f"load_tokenizer: {folder} has no tokenizer.json, tekken.json or tokenizer.model and "
+        f"{', '.join(counts) or 'no *.model file'}; name a folder or file that has one"
+    )
 
 
 def _json(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
@@ -176,15 +190,25 @@ def _settings(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     }
 
 
-def _added(files: Mapping[str, bytes], settings: dict[str, Any], where: str) -> dict[str, int]:
-    """Returns the special tokens that lie beside a sentencepiece model, by name."""
-    listed = {
-        entry["content"]: int(number)
-        for number, entry in settings.get("added_tokens_decoder", {}).items()
-        if entry.get("special") or is_special(entry["content"])
-    }
-    beside = _json(files, "added_tokens.json", where)
-    return {**{name: number for name, number in beside.items() if is_special(name)}, **listed}
+class Beside(NamedTuple):
+    """What lies beside the vocabulary: settings, and the ids of added tokens by name."""
+
+    settings: dict[str, Any]
+    special: dict[str, int]  # never given for text
+    added: dict[str, int]  # these and the ordinary ones
+
+
+def _read_beside(files: Mapping[str, bytes], where: str) -> Beside:
+    settings = _settings(files, where)
+    added = dict(_json(files, "added_tokens.json", where))
+    values = (value for key, value in settings.items() if key.endswith("_token"))
+    named = {value for value in values if isinstance(value, str)}
+    for number, entry in settings.get("added_tokens_decoder", {}).items():
+        added[entry["content"]] = int(number)
+        if entry.get("special"):
+            named.add(entry["content"])
+    special = {name: n for name, n in added.items() if name in named or is_special(name)}
+    return Beside(settings, special, added)
 
 
 def _template(files: Mapping[str, bytes], settings: dict[str, Any]) -> str | None:
@@ -196,10 +220,16 @@ def _template(files: Mapping[str, bytes], settings: dict[str, Any]) -> str | Non
     return said
 
 
-def _join(files: dict[str, bytes], where: str, backend: Backend) -> Tokenizer:
-    """Joins what the backend knows with the files beside it, which win."""
-    settings = _settings(files, where)
-    specials = {**backend.specials, **_added(files, settings, where)}
+def _join(files: dict[str, bytes], where: str, backend: Backend, beside: Beside) -> Tokenizer:
+    """Joins what the backend knows with the files beside it, which win.
+
+    An added token that the vocabulary has no piece for can only be written by its id.
+    """
+    beyond = {name: n for name, n in beside.added.items() if n >= len(backend.table)}
+    renamed = frozenset(beside.special.values())
+    own = {name: number for name, number in backend.specials.items() if number not in renamed}
+    specials = {**own, **beyond, **beside.special}
+    settings = beside.settings
     named = {
         kind: specials.get(settings.get(f"{kind}_token") or "", backend.defaults.get(kind))
         for kind in ("bos", "eos", "pad", "unk")

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from nemocascade_jax import rollout
-from nemocascade_jax.config import GRPOConfig, MOPDConfig
+from nemocascade_jax.config import GRPOConfig, MOPDConfig, SamplingConfig
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.rewards import reward_for
 from nemocascade_jax.rollout import Graded, Group
 from nemocascade_jax.rows.records import Row
-from nemocascade_jax.sampler.engine import make_sampler
+from nemocascade_jax.sampler.engine import Sampler, make_sampler
 from nemocascade_jax.stages.handles import StageIO
 
 
@@ -26,14 +26,12 @@ def dropped_records(step: int, dropped: list[dict[str, Any]]) -> list[dict[str, 
 
 def make_draw(config: GRPOConfig | MOPDConfig, io: StageIO) -> Callable[..., tuple]:
     """Returns the function that takes the next prompts of the stream through sampler and grader."""
-    sampler = make_sampler(
-        io.model,
+    roll = rollout.make_rollout(
+        make_sampler_of(io),
         config.sampling,
-        io.shard,
-        vocab_limit=io.tokenizer.size,
-        stop_ids=io.tokenizer.stop_ids,
-        decode=io.tokenizer.decode,
-        max_len=config.sampling.max_prompt_tokens + config.sampling.max_completion_tokens,
+        config.turns,
+        tokenizer=io.tokenizer,
+        grade=io.grade,
     )
 
     def draw(params: Any, cursor: int, key: jax.Array, seconds: dict[str, float]) -> tuple:
@@ -57,29 +55,37 @@ def make_draw(config: GRPOConfig | MOPDConfig, io: StageIO) -> Callable[..., tup
                     f"sampling.max_prompt_tokens {config.sampling.max_prompt_tokens} "
                     f"(the last has {len(prompt)}, {row.where}); raise it"
                 )
-        prompts = [prompt for _, _, prompt in taken]
-        draws = [index for index, _, _ in taken]
-        samples = sampler(params, prompts, draws, config.group_size, key)
-        sampled = time.perf_counter()
-        groups = rollout.grade_groups(
-            taken,
-            samples,
-            tokenizer=io.tokenizer,
-            thinking=config.sampling.thinking,
-            grade=io.grade,
-        )
-        seconds["time/rollout_s"] += sampled - began
-        seconds["time/reward_s"] += time.perf_counter() - sampled
+        rendered = time.perf_counter()
+        groups, sampling_s, grading_s = roll(params, taken, config.group_size, key)
+        seconds["time/rollout_s"] += rendered - began + sampling_s
+        seconds["time/reward_s"] += grading_s
         return groups, dropped, cursor
 
     return draw
+
+
+def make_sampler_of(io: StageIO) -> Callable[[SamplingConfig], Sampler]:
+    """Returns the function that makes the stage's sampler for some settings."""
+
+    def make(sampling: SamplingConfig) -> Sampler:
+        return make_sampler(
+            io.model,
+            sampling,
+            io.shard,
+            vocab_limit=io.tokenizer.size,
+            stop_ids=io.tokenizer.stop_ids,
+            decode=io.tokenizer.decode,
+            max_len=sampling.max_prompt_tokens + sampling.max_completion_tokens,
+        )
+
+    return make
 
 
 def group_metrics(
     groups: list[Group], graded: Graded, fates: list[str], batches: int, failed: float, dropped: int
 ) -> dict[str, float | int | str]:
     """Returns what a step's groups tell: rewards, lengths, and what became of them."""
-    lengths = [len(s.completion_tokens) for group in groups for s in group.samples]
+    lengths = [int(rollout.produced(s).sum()) for group in groups for s in group.samples]
     kept = np.where(graded.keep, graded.rewards, np.nan)
     used = np.array([fate == "update" for fate in fates])
     metrics: dict[str, float | int | str] = {

@@ -166,6 +166,6 @@ def _reverse_kl(
     found: dict[str, list[float]] = {}
     for (g, m), (row, answer) in packed.places.items():
         student = np.asarray(groups[g].samples[m].logprobs, np.float64)
-        ratio = student - given[row, answer]
+        ratio = (student - given[row, answer])[rollout.produced(groups[g].samples[m])]
         found.setdefault(domains[g], []).append(float(ratio.mean()))
     return {f"mopd/reverse_kl/{domain}": float(np.mean(found[domain])) for domain in sorted(found)}

@@ -1,27 +1,42 @@
-"""From prompts to graded groups to the batch of one update."""
+"""Groups of graded samples: what the grader is shown, what its verdicts become, what is recorded."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nemocascade_jax.advantages import ADVANTAGES, usable_groups
-from nemocascade_jax.config import GRPOConfig, MOPDConfig, SamplingConfig
+from nemocascade_jax.advantages import usable_groups
+from nemocascade_jax.config import SamplingConfig
 from nemocascade_jax.data import chat
 from nemocascade_jax.data.tokenizer import Tokenizer
 from nemocascade_jax.errors import InputError
 from nemocascade_jax.rewards import reward_for
-from nemocascade_jax.rows.records import Completion, Row, Score
+from nemocascade_jax.rows.records import Completion, FinishReason, Row, Score
 from nemocascade_jax.sampler.engine import Sample
-from nemocascade_jax.state import Batch
 
 Grade = Callable[[Sequence[tuple[Row, Completion]]], list[Score]]
-ROWS_MULTIPLE = (
-    64  # the batch's number of packed rows is rounded up to this: few programs are compiled
-)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """A completion of several turns: what was sampled and, between it, what the world answered.
+
+    `completion_tokens` are all ids behind the prompt, each as it was sampled or rendered once;
+    `logprobs` are 0 where `produced` is False. It ends with a sampled token.
+    """
+
+    completion_tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    produced: tuple[bool, ...]
+    turns: tuple[FinishReason, ...]  # why each turn ended, "tool" where the world was asked
+    stop: str | int | None  # what ended the last turn
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.turns[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +46,7 @@ class Group:
     draw: int  # index in the stage's stream
     row: Row
     prompt_tokens: tuple[int, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample | Trajectory, ...]
     texts: tuple[str, ...]
     scores: tuple[Score, ...]
 
@@ -48,6 +63,13 @@ class Graded:
 def render_row(row: Row, tokenizer: Tokenizer, sampling: SamplingConfig) -> tuple[int, ...]:
     """Returns the prompt ids of a row, generation prompt included."""
     return tuple(chat.render_row(row, tokenizer, thinking=sampling.thinking))
+
+
+def produced(sample: Sample | Trajectory) -> np.ndarray:
+    """Returns which tokens of a completion the policy sampled: all of a single turn's."""
+    if isinstance(sample, Trajectory):
+        return np.array(sample.produced, bool)
+    return np.ones(len(sample.completion_tokens), bool)
 
 
 def grade_groups(
@@ -111,127 +133,6 @@ def refuse_failed(groups: Sequence[Group], limit: float, stage: str) -> float:
     return share
 
 
-def policy_batch(
-    groups: Sequence[Group], graded: Graded, config: GRPOConfig, *, drawn: int
-) -> tuple[Batch, np.ndarray]:
-    """Packs the groups' samples into one batch; returns it with the advantages Q G.
-
-    A token is valid when it is part of a completion that was graded and not masked as truncated. The
-    denominator is the count of valid tokens of the whole batch, or, per group, the number of groups
-    with each token weighted by one over its group's count.
-    """
-    advantages = ADVANTAGES[config.advantage](graded.rewards, graded.keep)
-    valid = graded.keep & (graded.keep.sum(axis=1, keepdims=True) >= 2)
-    if config.overlong == "mask":
-        valid &= ~graded.truncated
-    counts = (_lengths(groups) * valid).sum(axis=1)
-    per_group = config.denominator == "per_group"
-    packed = pack_groups(groups, config, [list(range(len(groups)))])
-    packed.arrays["advantages"] = np.zeros_like(packed.arrays["weights"])
-    for (g, m), (row, answer) in packed.places.items():
-        packed.arrays["advantages"][row, answer] = advantages[g, m]
-        if valid[g, m]:
-            packed.arrays["weights"][row, answer] = 1.0 / counts[g] if per_group else 1.0
-    total = (counts > 0).sum() if per_group else counts.sum()
-    batch = Batch(**packed.arrays, denominator=np.float32(total), drawn=np.int32(drawn))  # type: ignore[arg-type]
-    return batch, advantages
-
-
-def distillation_batch(
-    groups: Sequence[Group], config: MOPDConfig, *, drawn: int, blocks: Sequence[Sequence[int]]
-) -> tuple[Batch, Packed]:
-    """Packs the groups' samples for MOPD, those of each teacher (a block) in rows of their own.
-
-    Every sequence weighs the same: a token has one over its completion's length, truncated ones
-    included, and the denominator is the number of sequences (paper 3.1, open point O36).
-    """
-    packed = pack_groups(groups, config, blocks)
-    for (g, m), (row, answer) in packed.places.items():
-        packed.arrays["weights"][row, answer] = 1.0 / len(groups[g].samples[m].completion_tokens)
-    total = np.float32(len(packed.places))
-    return Batch(**packed.arrays, denominator=total, drawn=np.int32(drawn)), packed  # type: ignore[arg-type]
-
-
-class Packed(NamedTuple):
-    """Packed rows as arrays; where each (group, member)'s completion lies; the rows of each block."""
-
-    arrays: dict[str, Any]
-    places: dict[tuple[int, int], tuple[int, slice]]
-    blocks: list[range]
-
-
-def pack_groups(
-    groups: Sequence[Group], config: GRPOConfig | MOPDConfig, blocks: Sequence[Sequence[int]]
-) -> Packed:
-    """Packs all samples of the groups; groups of different blocks never share a row.
-
-    `weights` are left at 0. The number of rows is rounded up so that few programs are compiled.
-    """
-    length = config.sampling.max_prompt_tokens + config.sampling.max_completion_tokens
-    found: list[tuple[int, int, int, int, int]] = []  # group, member, row, start, segment
-    rows, ranges = 0, []
-    for block in blocks:
-        pairs = [(g, m) for g in block for m in range(len(groups[g].samples))]
-        places = assign_rows([_size(groups[g], m) for g, m in pairs], length)
-        for (g, m), (row, start, segment) in zip(pairs, places, strict=True):
-            found.append((g, m, rows + row, start, segment))
-        used = max((row for row, _, _ in places), default=-1) + 1
-        ranges.append(range(rows, rows + used))
-        rows += used
-    rows = -(-max(rows, 1) // ROWS_MULTIPLE) * ROWS_MULTIPLE
-    rows = -(-rows // config.microbatches) * config.microbatches
-    arrays = _empty(rows, length)
-    answers = {}
-    for g, m, row, start, segment in found:
-        group, sample = groups[g], groups[g].samples[m]
-        size = _size(group, m)
-        here = slice(start, start + size)
-        answer = slice(start + len(group.prompt_tokens) - 1, start + size)
-        ids = np.array([*group.prompt_tokens, *sample.completion_tokens], np.int32)
-        arrays["tokens"][row, here], arrays["targets"][row, here] = ids[:-1], ids[1:]
-        arrays["segment_ids"][row, here] = segment
-        arrays["positions"][row, here] = np.arange(size)
-        arrays["completion_mask"][row, answer] = True
-        arrays["sampler_logprobs"][row, answer] = sample.logprobs
-        answers[g, m] = row, answer
-    return Packed(arrays, answers, ranges)
-
-
-def _size(group: Group, member: int) -> int:
-    """Returns the places a sample takes: the first token is no target."""
-    return len(group.prompt_tokens) + len(group.samples[member].completion_tokens) - 1
-
-
-def _lengths(groups: Sequence[Group]) -> np.ndarray:
-    return np.array(
-        [[len(sample.completion_tokens) for sample in group.samples] for group in groups]
-    )
-
-
-def _empty(rows: int, length: int) -> dict[str, Any]:
-    whole = ("tokens", "targets", "segment_ids", "positions")
-    return {
-        **{name: np.zeros((rows, length), np.int32) for name in whole},
-        **{name: np.zeros((rows, length), np.float32) for name in ("weights", "sampler_logprobs")},
-        "completion_mask": np.zeros((rows, length), bool),
-    }
-
-
-def assign_rows(sizes: Sequence[int], length: int) -> list[tuple[int, int, int]]:
-    """Returns (row, start, segment id) of each sequence, first fit in the order given."""
-    filled: list[tuple[int, int]] = []  # tokens, segments of each open row
-    places = []
-    for size in sizes:
-        assert size <= length, (size, length)
-        row = next((i for i, (used, _) in enumerate(filled) if used + size <= length), len(filled))
-        if row == len(filled):
-            filled.append((0, 0))
-        used, segments = filled[row]
-        places.append((row, used, segments + 1))
-        filled[row] = (used + size, segments + 1)
-    return places
-
-
 def records(
     step: int,
     groups: Sequence[Group],
@@ -272,6 +173,7 @@ def records(
                     "logprobs": [float(value) for value in sample.logprobs],
                     "finish_reason": sample.finish_reason,
                     "stop": sample.stop,
+                    **_turns(sample),
                     "reward": reward,
                     "status": score.status,
                     "reason": reason,
@@ -281,6 +183,13 @@ def records(
                 }
             )
     return out
+
+
+def _turns(sample: Sample | Trajectory) -> dict[str, Any]:
+    """Returns what a record says of several turns: why each ended, and whose each token is."""
+    if not isinstance(sample, Trajectory):
+        return {}
+    return {"turns": list(sample.turns), "produced": list(sample.produced)}
 
 
 def _verdict(graded: Graded, score: Score, place: tuple[int, int]) -> tuple[float | None, str]:
