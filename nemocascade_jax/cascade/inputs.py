@@ -67,7 +67,7 @@ def load_inputs(run: RunConfig, say: Callable[[str], None]) -> Inputs:
                     refuse_other_prompts(
                         tokenizer,
                         outside[name, domain],
-                        of_domain[:TRIED_PROMPTS],
+                        sorted(of_domain, key=lambda row: not row.tools)[:TRIED_PROMPTS],
                         where,
                         thinking=stage.sampling.thinking,
                     )

@@ -28,7 +28,7 @@ STOP_FILE = "generation_config.json"
 
 # What a native checkpoint says of the published one that it began with.
 HF_CONFIG, HF_DTYPES = "hf_config.json", "dtypes.json"
-MORE_FILES = ("vocab.json", "merges.txt", "tekken.json", "chat_template.json")
+MORE_FILES = ("vocab.json", "merges.txt", "chat_template.json")
 
 
 class ModelFolder(NamedTuple):
