@@ -23,7 +23,11 @@ def test_a_reward_is_added_with_the_two_edits_of_readme(root, tmp_path):
     rewards = tmp_path / "nemocascade_jax" / "rewards"
     (rewards / "rhyme.py").write_text(verifier)
     table = (rewards / "__init__.py").read_text()
-    table = re.sub(r"(?m)^from nemocascade_jax.rewards import .*", r"\g<0>, rhyme", table, count=1)
+    table = table.replace(
+        "from nemocascade_jax.rewards import (",
+        "from nemocascade_jax.rewards import (\n    rhyme,",
+        1,
+    )
     (rewards / "__init__.py").write_text(table.rstrip().removesuffix("}") + entry + "}\n")
     row = json.loads(blocks(root, "json")[0])
     answers = ["The dog waits for the train.", "The dog waits.", ""]

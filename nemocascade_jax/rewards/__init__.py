@@ -46,6 +46,13 @@ def warm() -> None:
     math.warm()
 
 
+# Of domains that call tools: the verdict on turns that are taken apart already, in their order.
+TURN_SCORES: dict[str, Callable[[Row, Sequence[ParsedTurn]], Score]] = {
+    workplace.AGENT: workplace.score_turns,
+    "structured_outputs_simple_agent": structure.score_turns,
+    **dict.fromkeys(tool_calls.COMPARISONS, tool_calls.score_turns),
+}
+
 REWARDS: dict[str, Reward] = {
     "instruction_following_simple_agent": Reward(
         "instruction_following", instruction.check, instruction.score
@@ -59,10 +66,4 @@ REWARDS: dict[str, Reward] = {
     **dict.fromkeys(
         tool_calls.COMPARISONS, Reward("tool_calls", tool_calls.check, tool_calls.score)
     ),
-}
-# Of domains that call tools: the verdict on turns that are taken apart already, in their order.
-TURN_SCORES: dict[str, Callable[[Row, Sequence[ParsedTurn]], Score]] = {
-    workplace.AGENT: workplace.score_turns,
-    "structured_outputs_simple_agent": structure.score_turns,
-    **dict.fromkeys(tool_calls.COMPARISONS, tool_calls.score_turns),
 }
