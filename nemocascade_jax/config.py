@@ -601,6 +601,9 @@ class SFTConfig:
             )
 
 
+ROWS_MULTIPLE = 64  # an RL batch's packed rows are rounded up to this: few programs are compiled
+
+
 def _check_turns(turns: TurnsConfig | None, sampling: SamplingConfig) -> None:
     limit = sampling.max_completion_tokens
     if turns is not None and turns.turn_tokens > limit:
@@ -647,6 +650,12 @@ class GRPOConfig:
                 f"{self.microbatches} does not divide prompts_per_step x group_size "
                 f"= {self.prompts_per_step * self.group_size}",
             )
+
+    @property
+    def rows_multiple(self) -> int:
+        """What the batch's packed rows are rounded up to: no more than one each for a few samples."""
+        samples = self.prompts_per_step * self.group_size
+        return min(ROWS_MULTIPLE, 2 ** math.ceil(math.log2(samples)))
 
 
 class TeacherName(NamedTuple):
@@ -762,8 +771,14 @@ class RunConfig:
             self._check_precision(name, getattr(stage, "max_sampler_gap", None))
             if isinstance(stage, SFTConfig):
                 self._check_balancing(name, stage)
+            ways = math.prod(self.mesh.shape[axis] for axis in self.mesh.rules.batch)
+            if isinstance(stage, GRPOConfig) and stage.rows_multiple % ways:
+                raise ConfigError(
+                    f"stages.{name}.prompts_per_step",
+                    f"batches of {stage.rows_multiple} packed rows cannot be laid over the mesh's "
+                    f"{ways} batch shards; sample more, or use fewer shards",
+                )
             if isinstance(stage, MOPDConfig):
-                ways = math.prod(self.mesh.shape[axis] for axis in self.mesh.rules.batch)
                 if stage.teacher_rows % ways:
                     raise ConfigError(
                         f"stages.{name}.teacher_rows",

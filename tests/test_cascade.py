@@ -268,6 +268,15 @@ def test_a_reordered_config_needs_another_workdir(root, grade, straight):
         cascade_inputs.claim_workdir(make_run(root, order="if_rl,sft,multi_rl,mopd"), straight)
 
 
+def test_checkpoints_without_their_ledger_are_refused(root, grade, straight, tmp_path):
+    workdir = tmp_path / "w"
+    shutil.copytree(straight, workdir)
+    (workdir / "cascade.json").unlink()
+    with pytest.raises(InputError, match=r"01_sft/checkpoints: holds step 6, but .*cascade.json"):
+        go(make_run(root), workdir, grade)
+    assert not (workdir / "cascade.json").exists()
+
+
 def test_kl_and_dynamic_filtering_reach_the_run(root, grade, straight, tmp_path):
     run = make_run(
         root,

@@ -300,3 +300,12 @@ def test_records_are_frozen():
         run.seed = 3
     with pytest.raises(TypeError):
         run.stages["sft"] = None
+
+
+def test_few_samples_take_few_rows():
+    """64 rows for a handful of samples would be paid for in time and memory, and buy nothing."""
+    few = ("stages.if_rl.prompts_per_step=3", "stages.if_rl.group_size=2")
+    assert load(*few).run.stages["if_rl"].rows_multiple == 8
+    assert load().run.stages["if_rl"].rows_multiple == 64
+    with pytest.raises(ConfigError, match="8 packed rows cannot be laid over the mesh's 16 batch"):
+        load(*few, "mesh.data=16", "stages.mopd.teacher_rows=16")

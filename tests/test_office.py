@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -430,3 +432,44 @@ def test_environments_have_verifiers():
     for agent in ENVIRONMENTS:
         check_row(dataclasses.replace(row_of(SEND), agent=agent))
     assert not has_environment(dataclasses.replace(row_of(), agent="mcqa_simple_agent"))
+
+
+CONFIG = """
+from ml_collections import ConfigDict
+from nemocascade_jax.configs import common, grpo
+
+
+def get_config(arg=None):
+    stage = grpo.stage(steps=2, prompts_per_step=2, group_size=2)
+    stage.data = ConfigDict({"office": common.jsonl("PATH")})
+    stage.turns = ConfigDict({"max_turns": 3, "turn_tokens": 16})
+    stage.sampling.update({"max_prompt_tokens": 4096, "max_completion_tokens": 200})
+    config = common.run(arg, {"office_rl": stage})
+    config.model.update({"pattern": "*-", "width": 16, "max_positions": 8192})
+    config.model.mlp_inner = 16
+    config.mesh.data = 1
+    config.evaluation.domains = {"workplace_assistant": common.jsonl("PATH")}
+    config.evaluation.turns = ConfigDict({"max_turns": 2, "turn_tokens": 16})
+    config.evaluation.sampling.update({"max_prompt_tokens": 4096, "max_completion_tokens": 64})
+    return config
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_trains_and_scores_rows_of_several_turns(root, tmp_path):
+    """End to end through the command; a prompt lists 27 tools, some 2,450 tokens."""
+    rows = tmp_path / "rows.jsonl"
+    errands = office.draw_errands("train", 4, 0)
+    objects = [office.file_object(i, one, "workplace") for i, one in enumerate(errands)]
+    rows.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    config = tmp_path / "office_rl.py"
+    config.write_text(CONFIG.replace("PATH", str(rows)))
+    run = [sys.executable, "launch/run.py", f"--config={config}", f"--workdir={tmp_path / 'w'}"]
+    done = subprocess.run(run, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    steps = (tmp_path / "w" / "01_office_rl" / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) == 2
+    records = (tmp_path / "w" / "01_office_rl" / "rollouts" / "2.jsonl").read_text().splitlines()
+    assert {json.loads(record)["status"] for record in records} == {"ok"}
+    ledger = json.loads((tmp_path / "w" / "cascade.json").read_text())
+    assert "workplace_assistant" in json.dumps(ledger["stages"])

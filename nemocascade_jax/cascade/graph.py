@@ -261,6 +261,11 @@ class House:
             ledger.start(name, {**entry, "start_digest": weights_digest(params)})
             state = put_state(fresh_state(params, jax.jit(tx.init)(params)), params)
             return state, HostState(name, 0, {}, {})
+        if not ledger.stage(name):
+            raise InputError(
+                f"{checkpoints.folder}: holds step {step}, but {ledger.path} knows no stage {name}; "
+                "restore that file, or take a new --workdir"
+            )
         abstract = self._abstract()
         like = jax.eval_shape(lambda params: fresh_state(params, tx.init(params)), abstract)
         like = _placed(like.replace(params=abstract), self.mesh)

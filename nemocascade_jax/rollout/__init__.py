@@ -1,7 +1,6 @@
 """From prompts to graded groups to the batch of one update, over one turn or several."""
 
 from nemocascade_jax.rollout.batches import (
-    ROWS_MULTIPLE,
     Packed,
     assign_rows,
     distillation_batch,
@@ -26,7 +25,6 @@ from nemocascade_jax.rollout.groups import (
 from nemocascade_jax.rollout.turns import Limits, Play, chat_play, make_play, turn_sampling
 
 __all__ = [
-    "ROWS_MULTIPLE",
     "Grade",
     "Graded",
     "Group",

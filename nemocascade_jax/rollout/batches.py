@@ -8,13 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemocascade_jax.advantages import ADVANTAGES
-from nemocascade_jax.config import GRPOConfig, MOPDConfig
+from nemocascade_jax.config import ROWS_MULTIPLE, GRPOConfig, MOPDConfig
 from nemocascade_jax.rollout.groups import Graded, Group, produced
 from nemocascade_jax.state import Batch
-
-ROWS_MULTIPLE = (
-    64  # the batch's number of packed rows is rounded up to this: few programs are compiled
-)
 
 
 def policy_batch(
@@ -88,7 +84,10 @@ def pack_groups(
         used = max((row for row, _, _ in places), default=-1) + 1
         ranges.append(range(rows, rows + used))
         rows += used
-    rows = -(-max(rows, 1) // ROWS_MULTIPLE) * ROWS_MULTIPLE
+    multiple = ROWS_MULTIPLE
+    if isinstance(config, GRPOConfig):  # teachers score packed rows in slices of their own
+        multiple = config.rows_multiple
+    rows = -(-max(rows, 1) // multiple) * multiple
     rows = -(-rows // config.microbatches) * config.microbatches
     arrays = _empty(rows, length)
     answers = {}

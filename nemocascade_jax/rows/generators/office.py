@@ -58,7 +58,7 @@ class Errand(NamedTuple):
 
 def generate(split: str, count: int, seed: int, kind: str = "workplace") -> Iterator[Row]:
     """Yields `count` rows of distinct prompts; `kind` says how they are graded."""
-    for index, errand in enumerate(_drawn(split, count, seed)):
+    for index, errand in enumerate(draw_errands(split, count, seed)):
         line = file_object(index, errand, kind)
         yield parse_row(line, f"office:{split}:{index}", known=AGENTS.values())
 
@@ -86,7 +86,7 @@ def demonstrations(split: str, count: int, seed: int, slip: float) -> Iterator[C
     """Yields the prompts of `generate`, carried out by one who mistakes an argument at rate `slip`."""
     drawing.check_slip("office", slip)
     rng = random.Random(f"office answers {split} {seed}")
-    for index, errand in enumerate(_drawn(split, count, seed)):
+    for index, errand in enumerate(draw_errands(split, count, seed)):
         wrong = rng.choice(sorted(errand.arguments)) if rng.random() < slip and errand.tool else ""
         arguments = {k: "unknown" if k == wrong else v for k, v in errand.arguments.items()}
         turns = (Message("user", errand.prompt), Message("assistant", answer(errand, arguments)))
@@ -115,7 +115,8 @@ def _definition(name: str) -> dict[str, Any]:
     }
 
 
-def _drawn(split: str, count: int, seed: int) -> Iterator[Errand]:
+def draw_errands(split: str, count: int, seed: int) -> Iterator[Errand]:
+    """Yields `count` errands of distinct prompts."""
     return drawing.distinct("office", _draw, split, count, seed)
 
 
