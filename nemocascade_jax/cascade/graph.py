@@ -89,12 +89,10 @@ class House:
         self.shard = make_shard(self.mesh, run.mesh.rules)
         self.shardings = param_shardings(self.specs, self.mesh, run.mesh.rules)
         self.evaluate = self.evaluate_for(run.model)
+        scratch = run.init == "scratch"
+        self.init = None if scratch else check_model_folder(run.init, "config.init:")
         # What a published model came with goes into every checkpoint, and out again on export.
-        self.carried = (
-            {}
-            if run.init == "scratch"
-            else carried_files(check_model_folder(run.init, "config.init:"))
-        )
+        self.carried = {} if self.init is None else carried_files(self.init)
 
     def evaluate_for(self, model: ModelConfig) -> Evaluate:
         """Returns the function that scores parameters of `model` on the held-out rows."""
@@ -141,10 +139,9 @@ class House:
 
     def starting_params(self) -> Any:
         """Returns the weights that `config.init` names."""
-        if self.run.init == "scratch":
+        if self.init is None:
             return init_params(self.specs, jax.random.key(self.run.seed), self.shardings)
-        folder = check_model_folder(self.run.init, "config.init:")
-        return load_model(folder._replace(cfg=self.run.model), self.shardings).params
+        return load_model(self.init._replace(cfg=self.run.model), self.shardings).params
 
     def _abstract(self) -> Any:
         shapes = jax.eval_shape(lambda: init_params(self.specs, jax.random.key(0)))

@@ -116,7 +116,9 @@ def _byte_pairs(known: Vocabulary, where: str) -> tokenizers.Tokenizer:
     pre = tokenizers.pre_tokenizers
     try:
         cut = pre.Split(tokenizers.Regex(known.pattern), "isolated")
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:
+        if type(error) is not Exception:  # what the library raises itself has no narrower type
+            raise
         raise InputError(f"load_tokenizer: {where}: config.pattern: {error}") from None
     made.pre_tokenizer = pre.Sequence([cut, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
     return made

@@ -242,17 +242,18 @@ def content_text(content: Any, where: str, field: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RowError(f"{where}: field {field}: expected text, got {_shown(content)}")
+        raise RowError(f"{where}: field {field}: expected text, got {shown(content)}")
     parts = []
     for index, part in enumerate(content):
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
             raise RowError(
-                f"{where}: field {field}[{index}]: expected a text part, got {_shown(part)}"
+                f"{where}: field {field}[{index}]: expected a text part, got {shown(part)}"
             )
         parts.append(text)
     return "".join(parts)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Returns a value of the wrong kind for an error's line."""
     return "null" if value is None else f"{str(value)[:60]!r} ({type(value).__name__})"

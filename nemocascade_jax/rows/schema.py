@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemocascade_jax.rows.messages import shown
 from nemocascade_jax.rows.records import Conversation, Message, Row, RowError
 from nemocascade_jax.rows.turns import read_turns
 
@@ -131,12 +132,12 @@ def parse_row(
     if params is None and not prompt_needed:
         params = {}
     if not isinstance(params, Mapping):
-        problem = "missing" if params is None else f"expected an object, got {_kind(params)}"
+        problem = "missing" if params is None else f"expected an object, got {shown(params)}"
         raise bad(where, "responses_create_params", problem, GOOD_ROW)
     prompt_needed = prompt_needed and not agent.startswith(NO_PROMPT)
     system = params.get("instructions")
     if system is not None and not isinstance(system, str):
-        problem = f"expected text, got {_kind(system)}"
+        problem = f"expected text, got {shown(system)}"
         raise bad(where, "responses_create_params.instructions", problem, GOOD_ROW)
     messages = _input(params.get("input"), where, prompt_needed)
     if system:
@@ -144,7 +145,7 @@ def parse_row(
     tools = parse_tools(params.get("tools"), where, "responses_create_params.tools", GOOD_ROW)
     name = next((obj[key] for key in ("id", "uuid", "hash_id") if obj.get(key) is not None), where)
     if not isinstance(name, str | int):
-        raise bad(where, "id", f"expected text or a whole number, got {_kind(name)}", GOOD_ROW)
+        raise bad(where, "id", f"expected text or a whole number, got {shown(name)}", GOOD_ROW)
     return Row(str(name), agent, messages, fields, where, tools)
 
 
@@ -159,7 +160,7 @@ def parse_conversation(obj: Mapping[str, Any], where: str) -> Conversation:
         raise bad(where, "messages", "no assistant turn to learn from", GOOD_CONVERSATION)
     domain = obj.get("domain")
     if domain is not None and not isinstance(domain, str):
-        raise bad(where, "domain", f"expected text, got {_kind(domain)}", GOOD_CONVERSATION)
+        raise bad(where, "domain", f"expected text, got {shown(domain)}", GOOD_CONVERSATION)
     tools = parse_tools(obj.get("tools"), where, "tools", GOOD_CONVERSATION)
     return Conversation(messages, domain or "unnamed", where, tools)
 
@@ -167,7 +168,7 @@ def parse_conversation(obj: Mapping[str, Any], where: str) -> Conversation:
 def _fields(obj: Mapping[str, Any], where: str) -> dict[str, Any]:
     nested = obj.get("verifier_metadata")
     if nested is not None and not isinstance(nested, Mapping):
-        raise bad(where, "verifier_metadata", f"expected an object, got {_kind(nested)}", GOOD_ROW)
+        raise bad(where, "verifier_metadata", f"expected an object, got {shown(nested)}", GOOD_ROW)
     top = strip_nulls({key: obj[key] for key in obj if key not in NOT_FIELDS})
     deep = strip_nulls(dict(nested or {}))
     for key in deep:
@@ -183,10 +184,10 @@ def _agent(
     """Returns the agent a row names, or the only one whose keys it has."""
     ref = obj.get("agent_ref")
     if ref is not None and not isinstance(ref, Mapping):
-        raise bad(where, "agent_ref", f"expected an object, got {_kind(ref)}", GOOD_ROW)
+        raise bad(where, "agent_ref", f"expected an object, got {shown(ref)}", GOOD_ROW)
     name = ref.get("name") if ref else None
     if name is not None and not isinstance(name, str):
-        raise bad(where, "agent_ref.name", f"expected text, got {_kind(name)}", GOOD_ROW)
+        raise bad(where, "agent_ref.name", f"expected text, got {shown(name)}", GOOD_ROW)
     if name and (name in known or name in AGENT_KEYS or name.startswith(NO_PROMPT)):
         return name
     fits = [
@@ -216,7 +217,7 @@ def _input(value: Any, where: str, needed: bool) -> tuple[Message, ...]:
         return (Message("user", value),)
     if isinstance(value, list):
         return _messages(value, where, field, GOOD_ROW)
-    raise bad(where, field, f"expected text or a list of messages, got {_kind(value)}", GOOD_ROW)
+    raise bad(where, field, f"expected text or a list of messages, got {shown(value)}", GOOD_ROW)
 
 
 def _messages(entries: list[Any], where: str, field: str, good: str) -> tuple[Message, ...]:
@@ -232,7 +233,3 @@ def parse_tools(value: Any, where: str, field: str, good: str) -> tuple[Mapping[
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise bad(where, field, "expected a list of objects", good)
     return tuple(tools)
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"{str(value)[:60]!r} ({type(value).__name__})"

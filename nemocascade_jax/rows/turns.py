@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemocascade_jax.rows.messages import content_text
+from nemocascade_jax.rows.messages import content_text, shown
 from nemocascade_jax.rows.records import Message, RowError, ToolCall
 
 ROLES = {
@@ -38,7 +38,7 @@ def read_turns(entries: Sequence[Any], where: str, field: str) -> tuple[Message,
 
 def _turn(entry: Any, where: str, field: str) -> Message:
     if not isinstance(entry, Mapping):
-        raise _bad(where, field, f"expected {{role, content}}, got {_kind(entry)}")
+        raise _bad(where, field, f"expected {{role, content}}, got {shown(entry)}")
     kind = entry.get("type", "message")
     if isinstance(kind, str) and kind in ITEMS and "role" not in entry:
         return ITEMS[kind](entry, where, field)
@@ -83,7 +83,7 @@ def _calls(given: Any, where: str, field: str) -> tuple[ToolCall, ...]:
     if not given:
         return ()
     if not isinstance(given, list):
-        raise _bad(where, field, f"expected a list of calls, got {_kind(given)}")
+        raise _bad(where, field, f"expected a list of calls, got {shown(given)}")
     return tuple(_call(entry, where, f"{field}[{i}]") for i, entry in enumerate(given))
 
 
@@ -102,7 +102,7 @@ def _call(entry: Any, where: str, field: str) -> ToolCall:
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise _bad(where, f"{field}.arguments", f"expected an object, got {_kind(arguments)}")
+        raise _bad(where, f"{field}.arguments", f"expected an object, got {shown(arguments)}")
     number = entry.get("call_id") or entry.get("id") or ""
     return ToolCall(name, arguments, str(number))
 
@@ -127,10 +127,6 @@ def _joined(before: Message, turn: Message) -> Message:
 
 def _bad(where: str, field: str, problem: str) -> RowError:
     return RowError(f"{where}: field {field}: {problem}")
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"{str(value)[:60]!r} ({type(value).__name__})"
 
 
 ITEMS = {
